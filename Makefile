@@ -1,0 +1,48 @@
+# Servers, peers and (under CI) build output live here, outside the tree. The
+# tests look for their servers in the same place.
+WINDLASS_CACHE ?= $(HOME)/.cache/windlass
+export WINDLASS_CACHE
+
+# Under CI each run has a fresh clone; a target directory in the cache lets it
+# reuse what the run before built. A directory that was set by hand wins.
+ifeq ($(CI),true)
+CARGO_TARGET_DIR ?= $(WINDLASS_CACHE)/target
+export CARGO_TARGET_DIR
+endif
+TARGET_DIR = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+
+# Extra arguments for `windlass bench`: make bench BENCH_ARGS="--tasks 10000"
+BENCH_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help servers check test bench stress clean
+
+help: ## Say what each target does
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+
+servers: ## Get the Redis and Valkey servers the tests run against
+	@tests/servers/install.sh
+
+check: ## Check formatting, lints and docs, and run the unit tests (needs no server)
+	cargo fmt --check
+	cargo clippy --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
+	cargo test --lib
+
+# One after the other even under `make -j`: the cheap checks come first, and all
+# cargo runs share one profile, so that nothing is compiled twice.
+test: ## Run everything: check, then the integration and doc tests
+	@$(MAKE) --no-print-directory servers
+	@$(MAKE) --no-print-directory check
+	cargo test
+
+bench: ## Measure Windlass beside BullMQ and asynq (BENCH_ARGS="..." for more arguments)
+	@tests/servers/install.sh --peers
+	cargo build --release
+	$(TARGET_DIR)/release/windlass bench $(BENCH_ARGS)
+
+stress: servers ## Run the long versions of the stress tests
+	WINDLASS_STRESS=full cargo test --release --test stress -- --nocapture
+
+clean: ## Remove what cargo built (the servers in the cache stay)
+	cargo clean

@@ -1,0 +1,714 @@
+//! Where tasks live: the operations on a queue, each one atomic step.
+//!
+//! Owns: the [`Broker`] trait, what its operations take and answer, and the
+//! classes of its errors. Must not know: how a worker runs a task, who leads,
+//! what Kubernetes is.
+//!
+//! Main flow: `enqueue` puts a task into a lane or parks it until it is due;
+//! `claim` leases it to a worker; `extend` renews the lease; `settle` ends the
+//! attempt with a result, a retry or a dead letter; `promote`, `reclaim`,
+//! `record_dead_letter` and `sweep` move what no worker moves.
+//!
+//! [`model`] is the same in memory, for tests; [`redis`] is the real thing.
+
+pub mod clock;
+pub mod redis;
+mod sentences;
+pub mod session;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::protocol::backoff::Dice;
+use crate::protocol::names::{
+    Capabilities, DeadLetterId, Epoch, IdempotencyKey, TaskId, TaskType, TenantId, TraceId, WorkerId,
+};
+use crate::protocol::policy::{Mode, Policy};
+use crate::protocol::state::{RetryReason, State};
+use crate::protocol::task::{DeadLetter, Extras, NewTask, Payload, TaskView};
+
+/// What a caller should do about an error. Callers branch on this, never on text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorClass {
+    /// The input is wrong; the same call will fail again.
+    Invalid,
+    /// It may work later; the same call can be repeated safely.
+    Transient,
+    /// Somebody else has what was asked for.
+    Conflict,
+    /// This should not have happened.
+    Bug,
+}
+
+/// Why an operation failed. Expected outcomes are values, not errors.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokerError {
+    /// The input breaks a rule; nothing was changed.
+    #[error("{0}")]
+    Invalid(String),
+    /// The queue does not exist on this broker.
+    #[error("queue {0} does not exist here: create its TaskQueue (or provision it) first")]
+    NoQueue(String),
+    /// The queue is closed; nothing was changed.
+    #[error("queue {0} is closed and takes no tasks: set its mode to Running or Paused")]
+    Closed(String),
+    /// The event log has not kept up; nothing was changed.
+    #[error("queue {0} has reached the bound of its outbox: the event log must catch up before new tasks are taken")]
+    OutboxFull(String),
+    /// The data was written by a client that is too old or too new.
+    #[error("the queue's data model is version {found}, this client knows version {known}: upgrade the older side")]
+    Version {
+        /// What the data says.
+        found: String,
+        /// What this build writes.
+        known: u32,
+    },
+    /// The queue belongs to another owner.
+    #[error("the keys of queue {queue} belong to {owner}: give the queue other keys, or take them over on purpose")]
+    Owned {
+        /// The queue that was asked for.
+        queue: String,
+        /// Who has it.
+        owner: String,
+    },
+    /// The server is out of memory; nothing was changed.
+    #[error("Redis is out of memory and takes no new tasks: let the queue drain or raise maxmemory ({0})")]
+    OutOfMemory(String),
+    /// The server does not let this client in, or not do this.
+    #[error("Redis refused access: check user, password and ACL ({0})")]
+    Denied(String),
+    /// The server cannot serve right now: loading, failing over, moving a slot.
+    #[error("Redis cannot serve this right now; try again ({0})")]
+    Busy(String),
+    /// The server was not reached, or its answer was lost.
+    #[error("Redis at {address} was not reached: check that it runs and that the address is right ({reason})")]
+    Unreachable {
+        /// Where it was expected.
+        address: String,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The write was accepted but not confirmed by as many replicas as asked for.
+    #[error("accepted, but only {confirmed} of {wanted} replicas confirmed in time: repeat with the same task ids")]
+    NotReplicated {
+        /// Replicas that confirmed.
+        confirmed: u64,
+        /// Replicas that were asked for.
+        wanted: u64,
+    },
+    /// The server answered what no script of ours answers.
+    #[error("unexpected answer from Redis during {operation}: {detail}")]
+    Unexpected {
+        /// What was tried.
+        operation: &'static str,
+        /// What came back.
+        detail: String,
+    },
+}
+
+impl BrokerError {
+    /// What to do about it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Invalid(_) | Self::NoQueue(_) | Self::Closed(_) | Self::Version { .. } | Self::Denied(_) => {
+                ErrorClass::Invalid
+            }
+            Self::OutboxFull(_)
+            | Self::OutOfMemory(_)
+            | Self::Busy(_)
+            | Self::Unreachable { .. }
+            | Self::NotReplicated { .. } => ErrorClass::Transient,
+            Self::Owned { .. } => ErrorClass::Conflict,
+            Self::Unexpected { .. } => ErrorClass::Bug,
+        }
+    }
+}
+
+/// What an operation gives, or why not.
+pub type Result<T> = std::result::Result<T, BrokerError>;
+
+/// The most tasks that one enqueue, claim or settle takes. A script of this
+/// size stays within the time that Redis may be held.
+pub const MAX_BATCH: usize = 100;
+
+/// The longest error text that is kept.
+pub const MAX_ERROR_BYTES: usize = 4096;
+
+/// Who provisions a queue, so that two owners notice each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// Names the owner: cluster, namespace, name and object.
+    pub name: String,
+    /// Whether to take the keys from another owner.
+    pub takeover: Takeover,
+}
+
+/// Whether provisioning may replace a recorded owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Takeover {
+    /// The recorded owner stays.
+    Respect,
+    /// The new owner is recorded.
+    Force,
+}
+
+/// What became of one task of an enqueue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Enqueued {
+    /// The task's id: the first task's, where the work was known already.
+    pub id: TaskId,
+    /// Its state now.
+    pub state: State,
+    /// Whether this call made it.
+    pub created: bool,
+}
+
+/// The right to run a task until somebody else gets it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// Which task.
+    pub task: TaskId,
+    /// Which claim.
+    pub epoch: Epoch,
+    /// The broker's own record of the claim, given back whole as the fence.
+    pub(crate) token: Vec<u8>,
+    /// The task's extras as they were stored; the result carries them on.
+    pub(crate) extras: Vec<u8>,
+}
+
+/// A task that a worker holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimedTask {
+    /// The right to run it.
+    pub lease: Lease,
+    /// What kind of work it is.
+    pub task_type: TaskType,
+    /// The work itself. From a raw entry it may turn out not to be JSON.
+    pub payload: Payload,
+    /// Its urgency.
+    pub priority: u8,
+    /// Failures so far.
+    pub retry_count: u32,
+    /// Workers lost so far.
+    pub crash_count: u32,
+    /// Releases and rate limits so far.
+    pub release_count: u32,
+    /// The caller's name for this piece of work.
+    pub idempotency_key: Option<IdempotencyKey>,
+    /// On whose behalf.
+    pub tenant_id: Option<TenantId>,
+    /// Follows it.
+    pub trace_id: Option<TraceId>,
+    /// What it carries along.
+    pub extras: Extras,
+    /// When it was accepted.
+    pub created_at: Timestamp,
+    /// When this claim began.
+    pub claimed_at: Timestamp,
+}
+
+impl ClaimedTask {
+    /// Names this execution: the same task after the same number of failures
+    /// has the same key, so a side effect can be told from its repetition.
+    pub fn execution_key(&self) -> String {
+        format!("{}:{}", self.lease.task, self.retry_count)
+    }
+}
+
+/// A worker asks for tasks.
+#[derive(Debug, Clone)]
+pub struct ClaimRequest<'a> {
+    /// Who asks.
+    pub worker: &'a WorkerId,
+    /// What it can do.
+    pub capabilities: &'a Capabilities,
+    /// How many it can take, up to [`MAX_BATCH`]. With 0 it only passes on a
+    /// wake-up that it cannot use.
+    pub limit: usize,
+    /// After an answer was lost: what the worker knows it holds. What else it
+    /// holds by the broker's books is handed out again.
+    pub recover: Option<&'a [TaskId]>,
+}
+
+/// What a claim gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claimed {
+    /// The tasks, in the order in which they should be started.
+    pub tasks: Vec<ClaimedTask>,
+    /// Whether the queue gives out work at all.
+    pub mode: Mode,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done.
+    Success {
+        /// What came of it.
+        result: Option<Payload>,
+    },
+    /// Failed, and may work next time.
+    Failure {
+        /// What went wrong.
+        error: String,
+        /// Its kind.
+        code: String,
+    },
+    /// Failed, and will fail again.
+    Permanent {
+        /// What went wrong.
+        error: String,
+        /// Its kind.
+        code: String,
+    },
+    /// What it talks to asked for patience.
+    RateLimited {
+        /// For how long, if it said so.
+        retry_after: Option<Duration>,
+        /// What was said.
+        error: String,
+    },
+    /// Given back unfinished.
+    Released {
+        /// How long it should rest.
+        delay: Duration,
+    },
+}
+
+/// One attempt's end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settlement {
+    /// The right to say so.
+    pub lease: Lease,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The random part of the delay, if there is one.
+    pub dice: Dice,
+}
+
+/// What became of one settlement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// The task is done.
+    Succeeded,
+    /// It will run again.
+    Retrying {
+        /// When it may.
+        due_at: Timestamp,
+    },
+    /// It is dead, and its dead letter is to be recorded.
+    Dead,
+    /// This very settlement was made before; its answer was lost.
+    AlreadySettled,
+    /// Somebody else has, or had, the task since.
+    LeaseLost,
+    /// The task was cancelled.
+    Cancelled,
+    /// The task is final ([`crate::protocol::state::TRANSITION_INVALID`]).
+    InvalidTransition,
+    /// Nobody knows the task (any more).
+    Unknown,
+    /// The result is over the queue's bound; nothing was changed.
+    ResultTooLarge,
+}
+
+/// What a settle call gave.
+#[derive(Debug)]
+pub struct SettleReply {
+    /// One answer a settlement, in their order.
+    pub settled: Vec<Settled>,
+    /// The next tasks, if they were asked for. An error here leaves the settlements standing.
+    pub claimed: Result<Claimed>,
+}
+
+/// What became of one lease's renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extended {
+    /// Renewed.
+    Renewed,
+    /// Somebody else has the task, or it is over.
+    Lost,
+    /// The task was cancelled.
+    Cancelled,
+}
+
+/// What a promotion did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Promoted {
+    /// Tasks whose time had come.
+    pub promoted: usize,
+    /// Raw entries that became tasks.
+    pub filed: usize,
+    /// When the next one is due.
+    pub next_due: Option<Timestamp>,
+}
+
+/// Where a walk through all lanes goes on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReclaimCursor(pub(crate) String);
+
+/// What a reclaim did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// Tasks that will run again.
+    pub requeued: Vec<TaskId>,
+    /// Tasks that were lost once too often.
+    pub dead: Vec<TaskId>,
+    /// Where to go on; `None` after a full round.
+    pub next: Option<ReclaimCursor>,
+    /// The server has changed: its clock may have too, so expiry is not judged for a while.
+    pub held: bool,
+}
+
+/// What became of a cancel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cancelled {
+    /// It is cancelled, from that state.
+    Done {
+        /// Where it was.
+        from: State,
+    },
+    /// It was cancelled before.
+    AlreadyCancelled,
+    /// It is past cancelling ([`crate::protocol::state::TRANSITION_INVALID`]).
+    InvalidTransition {
+        /// Where it is.
+        state: State,
+    },
+    /// Nobody knows the task (any more).
+    Unknown,
+}
+
+/// What became of recording a dead letter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recorded {
+    /// Recorded, and the task has failed.
+    Done,
+    /// It was recorded before.
+    AlreadyRecorded,
+    /// The task is not waiting for that ([`crate::protocol::state::TRANSITION_INVALID`]).
+    InvalidTransition,
+    /// Nobody knows the task (any more).
+    Unknown,
+}
+
+/// A dead letter runs again as a new task.
+#[derive(Debug, Clone)]
+pub struct ReplayRequest {
+    /// Which dead letter.
+    pub dead_letter: DeadLetterId,
+    /// The new task's id, made by the caller so that the call can be repeated.
+    pub new_id: TaskId,
+    /// A corrected payload.
+    pub payload: Option<Payload>,
+}
+
+/// What became of a replay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Replayed {
+    /// The new task is queued.
+    Done {
+        /// Its id.
+        task: TaskId,
+    },
+    /// It was replayed before.
+    AlreadyReplayed {
+        /// As this task.
+        task: TaskId,
+    },
+    /// It was discarded before.
+    Discarded,
+    /// Another live task holds the idempotency key now.
+    KeyTaken {
+        /// That task.
+        by: TaskId,
+    },
+    /// There is no such dead letter.
+    Unknown,
+}
+
+/// A person gives a dead letter up.
+#[derive(Debug, Clone)]
+pub struct DiscardRequest {
+    /// Which dead letter.
+    pub dead_letter: DeadLetterId,
+    /// Who.
+    pub person: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// What became of a discard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Discarded {
+    /// It is given up.
+    Done,
+    /// One more person has to agree.
+    AwaitingSecond,
+    /// The same person asked again; another one has to agree.
+    SamePerson,
+    /// It was replayed before.
+    AlreadyReplayed {
+        /// As this task.
+        task: TaskId,
+    },
+    /// It was given up before.
+    AlreadyDiscarded,
+    /// There is no such dead letter.
+    Unknown,
+}
+
+/// Where a sweep goes on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SweepCursor(pub(crate) String);
+
+/// What a sweep found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Tasks that were looked at.
+    pub checked: usize,
+    /// Tasks that were not where their state says, and were put back.
+    pub repaired: Vec<(TaskId, String)>,
+    /// Consumers without a worker that were removed.
+    pub consumers_removed: usize,
+    /// Workers that were found lost, with their tasks requeued.
+    pub workers_lost: Vec<WorkerId>,
+    /// Where to go on; `None` after a full round.
+    pub next: Option<SweepCursor>,
+}
+
+/// What a worker tells of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct WorkerInfo {
+    /// Its id, new with each start.
+    pub id: WorkerId,
+    /// The machine.
+    pub host: String,
+    /// The process.
+    pub pid: u32,
+    /// The pod's name, in a cluster.
+    pub pod: Option<String>,
+    /// The pod's UID, in a cluster.
+    pub pod_uid: Option<String>,
+    /// The container in the pod.
+    pub container: Option<String>,
+    /// The worker's version.
+    pub version: String,
+    /// The types that it can do; empty for every type.
+    pub types: Vec<TaskType>,
+}
+
+/// A worker in the registry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerRecord {
+    /// What it told of itself.
+    pub info: WorkerInfo,
+    /// When it registered.
+    pub started_at: Timestamp,
+    /// Its last sign of life.
+    pub heartbeat_at: Timestamp,
+}
+
+/// What a registration did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Registered {
+    /// The worker that ran in the same container before.
+    pub superseded: Option<WorkerId>,
+    /// Its tasks, which came back.
+    pub requeued: Vec<TaskId>,
+}
+
+/// A queue in numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct QueueCounts {
+    /// Ready to be claimed, raw entries included.
+    pub backlog: u64,
+    /// Claimed.
+    pub running: u64,
+    /// Waiting for their time.
+    pub delayed: u64,
+    /// Waiting for their retry's delay.
+    pub retrying: u64,
+    /// Waiting for other tasks.
+    pub blocked: u64,
+    /// Waiting for a person.
+    pub waiting_approval: u64,
+    /// Dead, not yet recorded.
+    pub dlq_pending: u64,
+    /// Dead letters that nobody has decided on.
+    pub dead_lettered: u64,
+    /// Finished tasks that are still known.
+    pub finished: u64,
+    /// Since when the oldest ready task waits.
+    pub oldest_task_time: Option<Timestamp>,
+    /// Registered workers.
+    pub workers: u64,
+    /// Entries in the outbox.
+    pub outbox: u64,
+    /// Moves that were refused since the queue was made.
+    pub invalid_transitions: u64,
+}
+
+/// Where a listing goes on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListCursor(pub(crate) String);
+
+/// One page of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page<T> {
+    /// What is on it. It may be empty though more pages follow.
+    pub items: Vec<T>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<ListCursor>,
+}
+
+/// One move of one task, as the outbox carries it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Which task.
+    pub task: TaskId,
+    /// Where it was; `None` for a new task.
+    pub from: Option<State>,
+    /// Where it went.
+    pub to: State,
+    /// At which claim.
+    pub epoch: Epoch,
+    /// When.
+    pub at: Timestamp,
+    /// What kind of work it is.
+    pub task_type: TaskType,
+    /// Failures so far.
+    pub retry_count: u32,
+    /// On whose behalf.
+    pub tenant_id: Option<TenantId>,
+    /// Follows it.
+    pub trace_id: Option<TraceId>,
+    /// Who ran it, where somebody did.
+    pub consumer: Option<String>,
+    /// Its message in the lane, where it had one.
+    pub message_id: Option<String>,
+    /// More, by kind: an error code, a reason, what it was reclaimed from.
+    pub detail: Option<String>,
+}
+
+/// An entry of the outbox: the moves of one operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutboxEntry {
+    /// Its place; trim up to it when it is recorded.
+    pub id: String,
+    /// The moves, in their order.
+    pub events: Vec<Event>,
+}
+
+/// Why a sleeping worker woke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// There may be work.
+    Rung,
+    /// The time was up.
+    TimedOut,
+}
+
+/// An idle worker's bed: it blocks without polling until there may be work.
+#[async_trait]
+pub trait Sleeper: Send {
+    /// Sleeps until rung, but no longer than `limit`. Always claim first:
+    /// what was ready before is not rung again.
+    async fn sleep(&mut self, mode: Mode, limit: Duration) -> Result<Wake>;
+}
+
+/// The operations on one queue. Each is one atomic step, and each can be
+/// repeated when its answer was lost.
+#[async_trait]
+pub trait Broker: Send + Sync {
+    /// Makes the queue if it is not there, and writes its policy.
+    async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()>;
+
+    /// The policy in force.
+    async fn policy(&self) -> Result<Policy>;
+
+    /// Takes up to [`MAX_BATCH`] tasks: all of them or, on an error, none.
+    async fn enqueue(&self, tasks: &[NewTask]) -> Result<Vec<Enqueued>>;
+
+    /// Leases ready tasks to a worker: by priority, then what ran before,
+    /// then by the time since they are ready.
+    async fn claim(&self, request: ClaimRequest<'_>) -> Result<Claimed>;
+
+    /// Ends attempts, and claims the next tasks in the same step.
+    async fn settle(&self, settlements: &[Settlement], next: ClaimRequest<'_>) -> Result<SettleReply>;
+
+    /// Renews leases, and counts as the worker's heartbeat.
+    async fn extend(&self, worker: &WorkerId, leases: &[Lease]) -> Result<Vec<Extended>>;
+
+    /// Gives tasks back unfinished, to run again after `delay`.
+    async fn release(&self, worker: &WorkerId, leases: Vec<Lease>, delay: Duration) -> Result<Vec<Settled>> {
+        let settle = |lease| Settlement { lease, outcome: Outcome::Released { delay }, dice: Dice(0) };
+        let settlements: Vec<_> = leases.into_iter().map(settle).collect();
+        let nothing = ClaimRequest { worker, capabilities: &Capabilities::any(), limit: 0, recover: None };
+        Ok(self.settle(&settlements, nothing).await?.settled)
+    }
+
+    /// Moves what is due into its lane, files raw entries, and rings again
+    /// where work waits: a worker may have died between bell and claim.
+    async fn promote(&self, limit: usize) -> Result<Promoted>;
+
+    /// Takes tasks back whose lease has expired, if the policy says so.
+    async fn reclaim(&self, cursor: ReclaimCursor) -> Result<Reclaimed>;
+
+    /// Takes all tasks back from a worker that is known to be gone.
+    async fn reclaim_from(&self, worker: &WorkerId, reason: RetryReason) -> Result<Reclaimed>;
+
+    /// Ends a task that is not needed any more.
+    async fn cancel(&self, task: &TaskId, reason: &str) -> Result<Cancelled>;
+
+    /// Dead tasks whose dead letter is to be recorded, oldest first.
+    async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>>;
+
+    /// Writes the dead letter and fails the task.
+    async fn record_dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Recorded>;
+
+    /// A dead letter that was recorded.
+    async fn dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Option<DeadLetter>>;
+
+    /// Runs a dead letter again as a new task.
+    async fn replay(&self, request: &ReplayRequest) -> Result<Replayed>;
+
+    /// Gives a dead letter up.
+    async fn discard(&self, request: &DiscardRequest) -> Result<Discarded>;
+
+    /// Checks that every live task is where its state says, repairs what is
+    /// not, and clears away what dead workers left.
+    async fn sweep(&self, cursor: SweepCursor) -> Result<Swept>;
+
+    /// Adds a worker to the registry. It takes the place of the one that ran
+    /// in the same container before, whose tasks come back at once.
+    async fn register(&self, worker: &WorkerInfo) -> Result<Registered>;
+
+    /// Takes a worker out of the registry. Its tasks, if any, come back as released.
+    async fn deregister(&self, worker: &WorkerId) -> Result<()>;
+
+    /// The registered workers.
+    async fn workers(&self) -> Result<Vec<WorkerRecord>>;
+
+    /// The queue in numbers.
+    async fn counts(&self) -> Result<QueueCounts>;
+
+    /// One task, by its id or by an id that a raw producer sent for the same work.
+    async fn get(&self, task: &TaskId) -> Result<Option<TaskView>>;
+
+    /// Tasks in a state.
+    async fn list(&self, state: State, cursor: ListCursor, limit: usize) -> Result<Page<TaskView>>;
+
+    /// The oldest entries of the outbox.
+    async fn outbox(&self, limit: usize) -> Result<Vec<OutboxEntry>>;
+
+    /// Forgets outbox entries up to and including this one.
+    async fn trim_outbox(&self, up_to: &str) -> Result<()>;
+
+    /// A bed for an idle worker.
+    async fn sleeper(&self, capabilities: &Capabilities) -> Result<Box<dyn Sleeper>>;
+}

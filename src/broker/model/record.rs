@@ -1,0 +1,255 @@
+//! What is known of a task: its record while it lives, the trail of its
+//! attempts, and what is left when it has ended.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+use super::lane::{Body, History, LaneName, Message};
+use crate::broker::{ClaimedTask, Event, Lease};
+use crate::protocol::names::{DeadLetterId, Epoch, InvalidName, TaskId, TaskType, WorkerId};
+use crate::protocol::state::{RetryReason, State};
+use crate::protocol::task::{Attempt, DeadLetter, Extras, Payload, TaskView};
+
+/// Milliseconds since 1970 as a time.
+pub(super) fn time(ms: u64) -> Timestamp {
+    i64::try_from(ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok()).unwrap_or_default()
+}
+
+/// A text where an empty one stands for none.
+fn known(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// A name where an empty one stands for none. Raw producers may send one that
+/// no client could: it is not shown.
+fn named<T>(text: &str, new: impl Fn(String) -> Result<T, InvalidName>) -> Option<T> {
+    new(text.to_owned()).ok()
+}
+
+/// A live task, field by field as the token of the scripts.
+#[derive(Debug, Clone)]
+pub(super) struct Record {
+    pub(super) state: State,
+    pub(super) epoch: u64,
+    pub(super) retries: u32,
+    pub(super) crashes: u32,
+    pub(super) releases: u32,
+    pub(super) created_ms: u64,
+    /// Since when it is in this state, or ready.
+    pub(super) since_ms: u64,
+    pub(super) kind: TaskType,
+    pub(super) priority: u8,
+    /// Its entry, while it is in a lane.
+    pub(super) message: Option<Message>,
+    /// The worker while it runs; else why it runs again or died.
+    pub(super) holder: String,
+    /// The next three are empty where there is none.
+    pub(super) key: String,
+    pub(super) tenant: String,
+    pub(super) trace: String,
+    pub(super) max_retries: Option<u32>,
+}
+
+impl Record {
+    /// The lane that it is in, or goes to.
+    pub(super) fn lane(&self) -> LaneName {
+        let claims = if self.state == State::Running { self.epoch - 1 } else { self.epoch };
+        let history = if claims > 0 { History::RanBefore } else { History::New };
+        LaneName::new(&self.kind, self.priority, history)
+    }
+
+    /// Names the claim under way. The scripts compare the whole record; epoch
+    /// and worker tell as much, because nothing else changes under a claim.
+    pub(super) fn token(&self) -> Vec<u8> {
+        format!("{} {}", self.epoch, self.holder).into_bytes()
+    }
+
+    /// Whether a lease is the claim under way.
+    pub(super) fn is_held_by(&self, lease: &Lease) -> bool {
+        self.state == State::Running && self.token() == lease.token
+    }
+
+    /// The task as a claim hands it out.
+    pub(super) fn claimed(&self, id: &TaskId, body: &Body) -> ClaimedTask {
+        ClaimedTask {
+            lease: Lease {
+                task: id.clone(),
+                epoch: Epoch(self.epoch),
+                token: self.token(),
+                extras: encode_extras(&body.extras),
+            },
+            task_type: self.kind.clone(),
+            payload: Payload::unchecked(body.payload.clone()),
+            priority: self.priority,
+            retry_count: self.retries,
+            crash_count: self.crashes,
+            release_count: self.releases,
+            idempotency_key: named(&self.key, crate::protocol::names::IdempotencyKey::new),
+            tenant_id: named(&self.tenant, crate::protocol::names::TenantId::new),
+            trace_id: named(&self.trace, crate::protocol::names::TraceId::new),
+            extras: body.extras.clone(),
+            created_at: time(self.created_ms),
+            claimed_at: time(self.since_ms),
+        }
+    }
+
+    /// One move of this task, as the outbox carries it.
+    pub(super) fn event(&self, id: &TaskId, from: Option<State>, to: State, at_ms: u64, detail: &str) -> Event {
+        Event {
+            task: id.clone(),
+            from,
+            to,
+            epoch: Epoch(self.epoch),
+            at: time(at_ms),
+            task_type: self.kind.clone(),
+            retry_count: self.retries,
+            tenant_id: named(&self.tenant, crate::protocol::names::TenantId::new),
+            trace_id: named(&self.trace, crate::protocol::names::TraceId::new),
+            consumer: (self.state == State::Running).then(|| self.holder.clone()),
+            message_id: self.message.map(message_text),
+            detail: known(detail),
+        }
+    }
+
+    /// What the record alone says of its task.
+    fn view(&self, id: &TaskId, extras: &Extras) -> TaskView {
+        let runs = self.state == State::Running;
+        TaskView {
+            id: id.clone(),
+            task_type: self.kind.clone(),
+            state: self.state,
+            priority: self.priority,
+            payload: None,
+            retry_count: self.retries,
+            crash_count: self.crashes,
+            release_count: self.releases,
+            epoch: Epoch(self.epoch),
+            idempotency_key: named(&self.key, crate::protocol::names::IdempotencyKey::new),
+            trace_id: named(&self.trace, crate::protocol::names::TraceId::new),
+            tenant_id: named(&self.tenant, crate::protocol::names::TenantId::new),
+            max_retries: self.max_retries,
+            extras: extras.clone(),
+            created_at: time(self.created_ms),
+            updated_at: time(self.since_ms),
+            started_at: runs.then(|| time(self.since_ms)),
+            finished_at: None,
+            due_at: None,
+            worker: runs.then(|| WorkerId::new(self.holder.clone()).ok()).flatten(),
+            retry_reason: (self.state == State::Retrying).then(|| RetryReason::from_word(&self.holder)).flatten(),
+            result: None,
+            error: None,
+            error_code: None,
+            dlq_id: None,
+            replayed_as: None,
+        }
+    }
+
+    /// The task while it lives.
+    pub(super) fn live_view(&self, id: &TaskId, body: &Body, trail: Option<&Trail>, due_ms: Option<u64>) -> TaskView {
+        let view = self.view(id, &body.extras);
+        let last_worker = trail.and_then(|trail| WorkerId::new(trail.worker.clone()).ok());
+        TaskView {
+            payload: known(&body.payload).map(Payload::unchecked),
+            due_at: due_ms.map(time),
+            error: trail.and_then(|trail| known(&trail.error)),
+            error_code: trail.and_then(|trail| known(&trail.code)),
+            worker: view.worker.or(last_worker),
+            ..view
+        }
+    }
+
+    /// Everything about the task once it is dead.
+    pub(super) fn dead_letter(&self, id: &TaskId, body: &Body, trail: Option<&Trail>) -> DeadLetter {
+        DeadLetter {
+            id: DeadLetterId { task: id.clone(), epoch: Epoch(self.epoch) },
+            task_type: self.kind.clone(),
+            payload: Payload::unchecked(body.payload.clone()),
+            priority: self.priority,
+            error: trail.map(|trail| trail.error.clone()).unwrap_or_default(),
+            error_code: trail.map(|trail| trail.code.clone()).unwrap_or_default(),
+            retry_count: self.retries,
+            crash_count: self.crashes,
+            release_count: self.releases,
+            idempotency_key: named(&self.key, crate::protocol::names::IdempotencyKey::new),
+            tenant_id: named(&self.tenant, crate::protocol::names::TenantId::new),
+            trace_id: named(&self.trace, crate::protocol::names::TraceId::new),
+            max_retries: self.max_retries,
+            extras: body.extras.clone(),
+            created_at: time(self.created_ms),
+            failed_at: time(self.since_ms),
+            history: trail.map(|trail| trail.attempts.values().cloned().collect()).unwrap_or_default(),
+        }
+    }
+}
+
+/// A message as it is shown.
+pub(super) fn message_text(message: Message) -> String {
+    format!("{message}-0")
+}
+
+/// The claim that a lease's token names.
+pub(super) fn epoch_of(lease: &Lease) -> u64 {
+    let text = std::str::from_utf8(&lease.token).unwrap_or_default();
+    text.split(' ').next().and_then(|epoch| epoch.parse().ok()).unwrap_or(0)
+}
+
+fn encode_extras(extras: &Extras) -> Vec<u8> {
+    serde_json::to_vec(extras).expect("invariant: extras have a JSON form")
+}
+
+/// The extras that a lease carries.
+pub(super) fn decode_extras(lease: &Lease) -> Extras {
+    serde_json::from_slice(&lease.extras).unwrap_or_default()
+}
+
+/// How an attempt ended: in the worker's hands, or in the queue after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Ended {
+    Running,
+    Queued,
+}
+
+/// What is kept of attempts that did not succeed.
+#[derive(Debug, Default)]
+pub(super) struct Trail {
+    pub(super) error: String,
+    pub(super) code: String,
+    /// Who ran it last; empty before anybody did.
+    pub(super) worker: String,
+    /// From whom it was taken, and which entry.
+    pub(super) taken_from: Option<(String, Message)>,
+    pub(super) attempts: BTreeMap<(u64, Ended), Attempt>,
+}
+
+/// A task that has ended, as its result tells it.
+#[derive(Debug)]
+pub(super) struct Finished {
+    pub(super) state: State,
+    /// Its last record.
+    pub(super) record: Record,
+    pub(super) extras: Extras,
+    pub(super) result: Option<Payload>,
+    pub(super) error: String,
+    pub(super) code: String,
+    pub(super) dlq_id: Option<String>,
+    pub(super) finished_ms: u64,
+    /// Its place among all results.
+    pub(super) number: u64,
+}
+
+impl Finished {
+    pub(super) fn view(&self, id: &TaskId) -> TaskView {
+        TaskView {
+            state: self.state,
+            updated_at: time(self.finished_ms),
+            finished_at: Some(time(self.finished_ms)),
+            retry_reason: None,
+            result: self.result.clone(),
+            error: known(&self.error),
+            error_code: known(&self.code),
+            dlq_id: self.dlq_id.clone(),
+            ..self.record.view(id, &self.extras)
+        }
+    }
+}

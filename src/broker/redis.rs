@@ -1,0 +1,727 @@
+//! The broker on Redis Streams.
+//!
+//! Owns: the packed records, the scripts and the connection. Nothing outside
+//! this module names the `redis` crate.
+//!
+//! Main flow: every operation of [`Broker`] is one call of one script under
+//! `lua/`, with its arguments flattened here and its answer read in `reply`.
+//! Rules that every script keeps are written in ARCHITECTURE.md.
+
+mod connection;
+mod error;
+mod policy;
+mod reply;
+mod script;
+mod sleeper;
+mod token;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use redis::Value;
+
+use self::connection::{Endpoint, Link};
+pub use self::connection::{ReclaimWith, RedisOptions, ReplicaAck};
+use self::error::Fault;
+use self::reply::{Malformed, bytes, fields, list, number, parts, task_id, task_ids, text, texts, timestamp};
+use self::script::{Call, SCRIPTS, Script};
+use self::sleeper::RedisSleeper;
+use super::clock::Clock;
+use super::{
+    Broker, BrokerError, Cancelled, ClaimRequest, Claimed, ClaimedTask, DiscardRequest, Discarded, Enqueued, Extended,
+    Lease, ListCursor, MAX_BATCH, OutboxEntry, Outcome, Owner, Page, Promoted, QueueCounts, ReclaimCursor, Reclaimed,
+    Recorded, Registered, ReplayRequest, Replayed, Result, SettleReply, Settled, Settlement, Sleeper, SweepCursor,
+    Swept, Takeover, WorkerInfo, WorkerRecord, sentences,
+};
+use crate::protocol::DATA_MODEL_VERSION;
+use crate::protocol::keys::Keys;
+use crate::protocol::names::{Capabilities, DeadLetterId, TaskId, WorkerId};
+use crate::protocol::policy::{Mode, Policy};
+use crate::protocol::state::{RetryReason, State};
+use crate::protocol::task::{DeadLetter, Extras, NewTask, NotBefore, TaskView};
+
+/// How many live tasks one step of a sweep looks at.
+const SWEEP_PAGE: usize = 50;
+
+/// One queue on one Redis.
+pub struct RedisBroker {
+    keys: Keys,
+    endpoint: Arc<Endpoint>,
+    options: RedisOptions,
+    link: Link,
+    clock: Clock,
+    /// The server's run id and version, asked for once a connection at most.
+    server: tokio::sync::Mutex<Option<ServerFacts>>,
+}
+
+#[derive(Clone)]
+struct ServerFacts {
+    run_id: String,
+    has_autoclaim: bool,
+}
+
+impl RedisBroker {
+    /// The queue with these keys on that Redis. Connects when it is first used.
+    pub fn new(keys: Keys, options: RedisOptions) -> Result<Self> {
+        Self::with_clock(keys, options, Clock::Server)
+    }
+
+    /// The same with another clock, for tests.
+    pub fn with_clock(keys: Keys, options: RedisOptions, clock: Clock) -> Result<Self> {
+        let endpoint = Arc::new(Endpoint::parse(&options)?);
+        if endpoint.is_cluster() {
+            keys.check_for_cluster().map_err(|error| BrokerError::Invalid(error.to_string()))?;
+        }
+        let link = Link::new(endpoint.clone(), keys.policy(), &options, options.response_timeout);
+        Ok(Self { keys, endpoint, options, link, clock, server: tokio::sync::Mutex::new(None) })
+    }
+
+    /// The queue's keys.
+    pub fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// What about the server's settings puts the queue's data at risk, in sentences.
+    pub async fn check_server(&self) -> Result<Vec<String>> {
+        let info = self.info("").await?;
+        let mut problems = Vec::new();
+        let policy = info_field(&info, "maxmemory_policy").unwrap_or_default();
+        if policy != "noeviction" {
+            problems.push(format!(
+                "maxmemory-policy is {policy}: Redis may delete tasks when memory runs out; set it to noeviction"
+            ));
+        }
+        if info_field(&info, "aof_enabled") == Some("0") {
+            problems.push(
+                "appendonly is off: a crash of Redis loses what came after the last snapshot; set appendonly yes"
+                    .to_owned(),
+            );
+        }
+        Ok(problems)
+    }
+
+    fn call<'a>(&self, script: &'a Script) -> Call<'a> {
+        script.call(&self.keys, self.clock.now_ms().unwrap_or(0))
+    }
+
+    async fn run(&self, call: Call<'_>) -> Result<Value> {
+        call.run(&self.link).await.map_err(|fault| self.name_queue(fault))
+    }
+
+    async fn command(&self, command: &redis::Cmd) -> Result<Value> {
+        self.link.call(command).await.map_err(|fault| self.name_queue(fault))
+    }
+
+    /// Errors about the queue say which one.
+    fn name_queue(&self, fault: Fault) -> BrokerError {
+        match fault.error {
+            BrokerError::NoQueue(_) => BrokerError::NoQueue(self.keys.queue().to_string()),
+            error => error,
+        }
+    }
+
+    async fn info(&self, section: &str) -> Result<String> {
+        let mut command = redis::cmd("INFO");
+        if !section.is_empty() {
+            command.arg(section);
+        }
+        text(self.command(&command).await?).map_err(|m| m.during("INFO"))
+    }
+
+    /// Asked again each time: a failover brings another server.
+    async fn server(&self) -> Result<ServerFacts> {
+        let info = self.info("server").await?;
+        let version = info_field(&info, "redis_version").unwrap_or("0");
+        let mut numbers = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        let facts = ServerFacts {
+            run_id: info_field(&info, "run_id").unwrap_or_default().to_owned(),
+            has_autoclaim: version >= (6, 2),
+        };
+        *self.server.lock().await = Some(facts.clone());
+        Ok(facts)
+    }
+
+    /// The arguments that every claim begins with.
+    fn claim_args(call: &mut Call<'_>, request: &ClaimRequest<'_>) {
+        call.push(request.worker.as_str())
+            .push(request.capabilities.class())
+            .push(request.capabilities.joined())
+            .push(request.limit)
+            .push(if request.recover.is_some() { "recover" } else { "" });
+    }
+
+    async fn enqueue_with(&self, tasks: &[NewTask], hashes: Hashes) -> Result<Vec<Value>> {
+        let mut call = self.call(&SCRIPTS.enqueue).arg(tasks.len());
+        for task in tasks {
+            let due = match task.not_before {
+                NotBefore::Now => String::new(),
+                NotBefore::After(delay) => format!("+{}", delay.as_millis()),
+                NotBefore::At(time) => format!("@{}", time.as_millisecond().max(0)),
+            };
+            let hash = match hashes {
+                Hashes::Omit => String::new(),
+                Hashes::Send => sentences::content_hash(task)?.to_string(),
+            };
+            call.push(task.id.as_str())
+                .push(task.task_type.as_str())
+                .push(task.priority.map(|p| p.to_string()).unwrap_or_default())
+                .push(due)
+                .push(task.idempotency_key.as_ref().map_or("", |key| key.as_str()))
+                .push(task.tenant_id.as_ref().map_or("", |tenant| tenant.as_str()))
+                .push(task.trace_id.as_ref().map_or("", |trace| trace.as_str()))
+                .push(task.max_retries.map_or(-1, i64::from))
+                .push(task.payload.as_str())
+                .push(token::encode_extras(&task.extras))
+                .push(hash);
+        }
+        let answer = match self.options.replicas {
+            None => self.run(call).await?,
+            Some(ack) => self.run_confirmed(call, ack).await?,
+        };
+        list(answer).map_err(|m| m.during("enqueue"))
+    }
+
+    /// Runs a call and waits until replicas have it.
+    async fn run_confirmed(&self, call: Call<'_>, ack: ReplicaAck) -> Result<Value> {
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(ack.count).arg(ack.timeout.as_millis() as u64);
+        let (answer, confirmed) =
+            call.run_replicated(&self.link, &wait).await.map_err(|fault| self.name_queue(fault))?;
+        let confirmed = number(confirmed).map_err(|m| m.during("WAIT"))?;
+        if confirmed < u64::from(ack.count) {
+            return Err(BrokerError::NotReplicated { confirmed, wanted: ack.count.into() });
+        }
+        Ok(answer)
+    }
+
+    /// Reads {'ok', letters, known} of an enqueue, or why it was refused.
+    fn enqueued(&self, tasks: &[NewTask], answer: Vec<Value>) -> Result<Vec<Enqueued>> {
+        let malformed = |m: Malformed| m.during("enqueue");
+        let mut answer = answer.into_iter();
+        let mut next = || answer.next().unwrap_or(Value::Nil);
+        match text(next()).map_err(malformed)?.as_str() {
+            "ok" => {
+                let letters: Vec<char> = text(next()).map_err(malformed)?.chars().collect();
+                let mut known = texts(next()).map_err(malformed)?.into_iter();
+                let one = |(task, pair): (&NewTask, &[char])| {
+                    let state = State::from_letter(pair[1]).ok_or_else(|| Malformed(format!("state {:?}", pair[1])))?;
+                    let created = pair[0] == '+';
+                    let id = if created { task.id.clone() } else { task_id(known.next().unwrap_or_default())? };
+                    Ok(Enqueued { id, state, created })
+                };
+                tasks
+                    .iter()
+                    .zip(letters.chunks_exact(2))
+                    .map(one)
+                    .collect::<std::result::Result<_, _>>()
+                    .map_err(malformed)
+            }
+            "closed" => Err(BrokerError::Closed(self.keys.queue().to_string())),
+            "outbox" => Err(BrokerError::OutboxFull(self.keys.queue().to_string())),
+            "invalid" => {
+                let number = number(next()).map_err(malformed)?;
+                let what = text(next()).map_err(malformed)?;
+                let detail = text(next()).map_err(malformed)?;
+                let task =
+                    tasks.get(number as usize - 1).ok_or_else(|| Malformed("no such task".into()).during("enqueue"))?;
+                Err(sentences::refused(task, &what, &detail))
+            }
+            other => Err(Malformed(format!("answer {other:?}")).during("enqueue")),
+        }
+    }
+
+    /// Takes all tasks from a worker, in bounded steps.
+    async fn evict(&self, worker: &WorkerId, reason: RetryReason, counts: &str) -> Result<Reclaimed> {
+        let mut all = Reclaimed::default();
+        loop {
+            let call = self.call(&SCRIPTS.evict).arg(worker.as_str()).arg(reason.as_str()).arg(counts);
+            let [requeued, dead, more] = parts(self.run(call).await?).map_err(|m| m.during("evict"))?;
+            all.requeued.extend(task_ids(requeued).map_err(|m| m.during("evict"))?);
+            all.dead.extend(task_ids(dead).map_err(|m| m.during("evict"))?);
+            if number(more).map_err(|m| m.during("evict"))? == 0 {
+                return Ok(all);
+            }
+        }
+    }
+
+    async fn list_live(&self, state: State, cursor: &str, limit: usize) -> Result<Page<TaskView>> {
+        let malformed = |m: Malformed| m.during("list");
+        let mut scan = redis::cmd("HSCAN");
+        scan.arg(self.keys.live()).arg(if cursor.is_empty() { "0" } else { cursor }).arg("COUNT").arg(limit);
+        let [next, found] = parts(self.command(&scan).await?).map_err(malformed)?;
+        let mut items = Vec::new();
+        for (id, token) in fields(found).map_err(malformed)? {
+            if token::Token::decode(&token).and_then(|token| token.state()).map_err(malformed)? == state {
+                // Looked at again as a whole: it may have moved on since.
+                items.extend(self.get(&task_id(id).map_err(malformed)?).await?.filter(|view| view.state == state));
+            }
+        }
+        let next = text(next).map_err(malformed)?;
+        Ok(Page { items, next: (next != "0").then_some(ListCursor(next)) })
+    }
+
+    async fn list_finished(&self, state: State, cursor: &str, limit: usize) -> Result<Page<TaskView>> {
+        let malformed = |m: Malformed| m.during("list");
+        let mut range = redis::cmd("XREVRANGE");
+        let from = if cursor.is_empty() { "+".to_owned() } else { format!("({cursor}") };
+        range.arg(&self.keys.result).arg(from).arg("-").arg("COUNT").arg(limit);
+        let entries = list(self.command(&range).await?).map_err(malformed)?;
+        let full = entries.len() == limit;
+        let (mut items, mut last) = (Vec::new(), None);
+        for entry in entries {
+            let [message, entry] = parts(entry).map_err(malformed)?;
+            last = Some(text(message).map_err(malformed)?);
+            let entry = fields(entry).map_err(malformed)?;
+            let id = entry.get("task_id").map(|id| String::from_utf8_lossy(id).into_owned()).unwrap_or_default();
+            // Entries that others wrote to an adopted stream, or for a raw producer's other id, are no tasks.
+            if entry.contains_key("token") && !entry.contains_key("duplicate_of") {
+                let view = reply::done_view(task_id(id).map_err(malformed)?, &entry).map_err(malformed)?;
+                items.extend((view.state == state).then_some(view));
+            }
+        }
+        Ok(Page { items, next: last.filter(|_| full).map(ListCursor) })
+    }
+}
+
+/// Whether content hashes go with an enqueue; only queues that ask get them.
+#[derive(Clone, Copy)]
+enum Hashes {
+    Omit,
+    Send,
+}
+
+/// A line of INFO.
+fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// Reads {id, payload, meta, token, …}.
+fn claimed_tasks(value: Value) -> std::result::Result<Vec<ClaimedTask>, Malformed> {
+    let mut values = list(value)?.into_iter();
+    let mut tasks = Vec::with_capacity(values.len() / 4);
+    while let (Some(id), Some(payload), Some(extras), Some(token)) =
+        (values.next(), values.next(), values.next(), values.next())
+    {
+        tasks.push(token::claimed(text(id)?, bytes(payload)?, bytes(extras)?, bytes(token)?)?);
+    }
+    Ok(tasks)
+}
+
+fn mode_of(value: Value) -> std::result::Result<Mode, Malformed> {
+    let word = text(value)?;
+    policy::mode_from(&word).ok_or_else(|| Malformed(format!("mode {word:?}")))
+}
+
+/// The letter and the words that a settlement's outcome is sent as:
+/// outcome, result or error, code, wait in milliseconds.
+fn outcome_words(outcome: &Outcome) -> (&'static str, String, String, String) {
+    let cut = sentences::cut_error;
+    match outcome {
+        Outcome::Success { result } => {
+            let body = result.as_ref().map(|result| result.as_str().to_owned()).unwrap_or_default();
+            ("s", body, String::new(), String::new())
+        }
+        Outcome::Failure { error, code } => ("f", cut(error), cut(code), String::new()),
+        Outcome::Permanent { error, code } => ("p", cut(error), cut(code), String::new()),
+        Outcome::RateLimited { retry_after, error } => {
+            let wait = retry_after.map(|wait| wait.as_millis().to_string()).unwrap_or_default();
+            ("l", cut(error), "rate_limited".to_owned(), wait)
+        }
+        Outcome::Released { delay } => ("r", String::new(), "released".to_owned(), delay.as_millis().to_string()),
+    }
+}
+
+fn settled_from(letter: char, dues: &mut impl Iterator<Item = Value>) -> std::result::Result<Settled, Malformed> {
+    Ok(match letter {
+        's' => Settled::Succeeded,
+        'T' => Settled::Retrying { due_at: timestamp(number(dues.next().unwrap_or(Value::Nil))?) },
+        'P' => Settled::Dead,
+        'A' => Settled::AlreadySettled,
+        'L' => Settled::LeaseLost,
+        'c' => Settled::Cancelled,
+        'I' => Settled::InvalidTransition,
+        'N' => Settled::Unknown,
+        'B' => Settled::ResultTooLarge,
+        other => return Err(Malformed(format!("settlement {other:?}"))),
+    })
+}
+
+/// Reads {word, more…}: the word, and what follows it.
+fn word_and_rest(value: Value) -> std::result::Result<(String, std::vec::IntoIter<Value>), Malformed> {
+    let mut values = list(value)?.into_iter();
+    Ok((text(values.next().unwrap_or(Value::Nil))?, values))
+}
+
+#[async_trait]
+impl Broker for RedisBroker {
+    async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()> {
+        policy.validate().map_err(|error| BrokerError::Invalid(error.to_string()))?;
+        let force = if owner.takeover == Takeover::Force { "force" } else { "" };
+        let mut call = self.call(&SCRIPTS.provision).arg(&owner.name).arg(force);
+        for (name, value) in policy::fields(policy) {
+            call.push(name).push(value);
+        }
+        let malformed = |m: Malformed| m.during("provision");
+        let (word, mut rest) = word_and_rest(self.run(call).await?).map_err(malformed)?;
+        let detail = text(rest.next().unwrap_or(Value::Nil)).map_err(malformed)?;
+        match word.as_str() {
+            "ok" => Ok(()),
+            "owned" => Err(BrokerError::Owned { queue: self.keys.queue().to_string(), owner: detail }),
+            "version" => Err(BrokerError::Version { found: detail, known: DATA_MODEL_VERSION }),
+            other => Err(Malformed(format!("answer {other:?}")).during("provision")),
+        }
+    }
+
+    async fn policy(&self) -> Result<Policy> {
+        let mut read = redis::cmd("HGET");
+        read.arg(self.keys.policy()).arg(policy::WHOLE);
+        let spec = bytes(self.command(&read).await?).map_err(|m| m.during("policy"))?;
+        if spec.is_empty() {
+            return Err(BrokerError::NoQueue(self.keys.queue().to_string()));
+        }
+        serde_json::from_slice(&spec).map_err(|error| Malformed(format!("the policy: {error}")).during("policy"))
+    }
+
+    async fn enqueue(&self, tasks: &[NewTask]) -> Result<Vec<Enqueued>> {
+        sentences::check_new(tasks)?;
+        let mut answer = self.enqueue_with(tasks, Hashes::Omit).await?;
+        if matches!(answer.first(), Some(Value::BulkString(word)) if word == b"hash") {
+            answer = self.enqueue_with(tasks, Hashes::Send).await?;
+        }
+        self.enqueued(tasks, answer)
+    }
+
+    async fn claim(&self, request: ClaimRequest<'_>) -> Result<Claimed> {
+        sentences::check_batch(request.limit)?;
+        let mut call = self.call(&SCRIPTS.claim);
+        Self::claim_args(&mut call, &request);
+        for held in request.recover.unwrap_or_default() {
+            call.push(held.as_str());
+        }
+        let read = |value| -> std::result::Result<Claimed, Malformed> {
+            let [mode, tasks] = parts(value)?;
+            Ok(Claimed { mode: mode_of(mode)?, tasks: claimed_tasks(tasks)? })
+        };
+        read(self.run(call).await?).map_err(|m| m.during("claim"))
+    }
+
+    async fn settle(&self, settlements: &[Settlement], next: ClaimRequest<'_>) -> Result<SettleReply> {
+        sentences::check_batch(settlements.len())?;
+        sentences::check_batch(next.limit)?;
+        let mut call = self.call(&SCRIPTS.settle);
+        Self::claim_args(&mut call, &next);
+        let held = next.recover.unwrap_or_default();
+        call.push(held.len());
+        for id in held {
+            call.push(id.as_str());
+        }
+        call.push(settlements.len());
+        for Settlement { lease, outcome, dice } in settlements {
+            let (letter, body, code, wait) = outcome_words(outcome);
+            call.push(lease.task.as_str()).push(&lease.token).push(letter).push(body).push(code);
+            call.push(dice.0).push(wait).push(&lease.extras);
+        }
+        let read = |value| -> std::result::Result<SettleReply, Malformed> {
+            let [letters, dues, mode, claimed, problem] = parts(value)?;
+            let mut dues = list(dues)?.into_iter();
+            let letters = text(letters)?;
+            let settled =
+                letters.chars().map(|letter| settled_from(letter, &mut dues)).collect::<std::result::Result<_, _>>()?;
+            let claimed = match text(problem)?.as_str() {
+                "" => Ok(Claimed { mode: mode_of(mode)?, tasks: claimed_tasks(claimed)? }),
+                problem => Err(BrokerError::Busy(problem.to_owned())),
+            };
+            Ok(SettleReply { settled, claimed })
+        };
+        read(self.run(call).await?).map_err(|m| m.during("settle"))
+    }
+
+    async fn extend(&self, worker: &WorkerId, leases: &[Lease]) -> Result<Vec<Extended>> {
+        let mut answers = Vec::with_capacity(leases.len());
+        let chunks = leases.chunks(MAX_BATCH);
+        for chunk in chunks.chain((leases.is_empty()).then_some(leases)) {
+            let mut call = self.call(&SCRIPTS.extend).arg(worker.as_str()).arg(chunk.len());
+            for lease in chunk {
+                call.push(lease.task.as_str()).push(&lease.token);
+            }
+            let letters = text(self.run(call).await?).map_err(|m| m.during("extend"))?;
+            answers.extend(letters.chars().map(|letter| match letter {
+                'R' => Extended::Renewed,
+                'c' => Extended::Cancelled,
+                _ => Extended::Lost,
+            }));
+        }
+        Ok(answers)
+    }
+
+    async fn promote(&self, limit: usize) -> Result<Promoted> {
+        let call = self.call(&SCRIPTS.promote).arg(limit.clamp(1, MAX_BATCH));
+        let read = |value| -> std::result::Result<Promoted, Malformed> {
+            let [promoted, filed, due] = parts(value)?;
+            let due = text(due)?;
+            let next_due = match due.as_str() {
+                "" => None,
+                word => Some(timestamp(number(Value::SimpleString(word.to_owned()))?)),
+            };
+            Ok(Promoted { promoted: number(promoted)? as usize, filed: number(filed)? as usize, next_due })
+        };
+        read(self.run(call).await?).map_err(|m| m.during("promote"))
+    }
+
+    async fn reclaim(&self, cursor: ReclaimCursor) -> Result<Reclaimed> {
+        let server = self.server().await?;
+        let with = match self.options.reclaim_with {
+            ReclaimWith::Detect if server.has_autoclaim => "auto",
+            _ => "pending",
+        };
+        let (lane, message) = cursor.0.split_once('\n').unwrap_or(("", "0"));
+        let call = self.call(&SCRIPTS.reclaim).arg(lane).arg(message).arg(server.run_id).arg(with);
+        let read = |value| -> std::result::Result<Reclaimed, Malformed> {
+            let [word, lane, message, requeued, dead] = parts(value)?;
+            let (lane, message) = (text(lane)?, text(message)?);
+            Ok(Reclaimed {
+                requeued: task_ids(requeued)?,
+                dead: task_ids(dead)?,
+                next: (!lane.is_empty()).then(|| ReclaimCursor(format!("{lane}\n{message}"))),
+                held: text(word)? == "held",
+            })
+        };
+        read(self.run(call).await?).map_err(|m| m.during("reclaim"))
+    }
+
+    async fn reclaim_from(&self, worker: &WorkerId, reason: RetryReason) -> Result<Reclaimed> {
+        // A pod that was deleted by force may have gone on running: nothing says that it crashed.
+        let counts = if reason == RetryReason::PodForceDeleted { "" } else { "crash" };
+        self.evict(worker, reason, counts).await
+    }
+
+    async fn cancel(&self, task: &TaskId, reason: &str) -> Result<Cancelled> {
+        let call = self.call(&SCRIPTS.cancel).arg(task.as_str()).arg(sentences::cut_error(reason));
+        let read = |value| -> std::result::Result<Cancelled, Malformed> {
+            let (word, mut rest) = word_and_rest(value)?;
+            let letter = text(rest.next().unwrap_or(Value::Nil))?.chars().next();
+            let state = letter.and_then(State::from_letter);
+            match (word.as_str(), state) {
+                ("done", Some(from)) => Ok(Cancelled::Done { from }),
+                ("cancelled", _) => Ok(Cancelled::AlreadyCancelled),
+                ("invalid", Some(state)) => Ok(Cancelled::InvalidTransition { state }),
+                ("unknown", _) => Ok(Cancelled::Unknown),
+                (other, _) => Err(Malformed(format!("answer {other:?}"))),
+            }
+        };
+        read(self.run(call).await?).map_err(|m| m.during("cancel"))
+    }
+
+    async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>> {
+        let call = self.call(&SCRIPTS.dead_letters).arg(limit.clamp(1, MAX_BATCH)).arg("");
+        let read = |value| list(value)?.into_iter().map(reply::dead_letter).collect::<std::result::Result<_, _>>();
+        read(self.run(call).await?).map_err(|m: Malformed| m.during("pending_dead_letters"))
+    }
+
+    async fn record_dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Recorded> {
+        let call = self.call(&SCRIPTS.record_dead_letter).arg(dead_letter.task.as_str()).arg(dead_letter.epoch.0);
+        let word = text(self.run(call).await?).map_err(|m| m.during("record_dead_letter"))?;
+        match word.as_str() {
+            "done" => Ok(Recorded::Done),
+            "before" => Ok(Recorded::AlreadyRecorded),
+            "invalid" => Ok(Recorded::InvalidTransition),
+            "unknown" => Ok(Recorded::Unknown),
+            other => Err(Malformed(format!("answer {other:?}")).during("record_dead_letter")),
+        }
+    }
+
+    async fn dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Option<DeadLetter>> {
+        let call = self.call(&SCRIPTS.dead_letters).arg(1).arg(dead_letter.task.as_str());
+        let read = |value| list(value)?.into_iter().map(reply::dead_letter).next().transpose();
+        let found = read(self.run(call).await?).map_err(|m: Malformed| m.during("dead_letter"))?;
+        Ok(found.filter(|letter| letter.id == *dead_letter))
+    }
+
+    async fn replay(&self, request: &ReplayRequest) -> Result<Replayed> {
+        let Some(letter) = self.dead_letter(&request.dead_letter).await? else { return Ok(Replayed::Unknown) };
+        let extras = Extras { replay_of: Some(request.dead_letter.to_string()), ..letter.extras };
+        let call = self
+            .call(&SCRIPTS.replay)
+            .arg(request.dead_letter.task.as_str())
+            .arg(request.dead_letter.epoch.0)
+            .arg(request.new_id.as_str())
+            .arg(request.payload.as_ref().map_or("", |payload| payload.as_str()))
+            .arg(token::encode_extras(&extras));
+        let read = |value| -> std::result::Result<Replayed, Malformed> {
+            let (word, mut rest) = word_and_rest(value)?;
+            let id = text(rest.next().unwrap_or(Value::Nil))?;
+            match word.as_str() {
+                "done" => Ok(Replayed::Done { task: task_id(id)? }),
+                "replayed" => Ok(Replayed::AlreadyReplayed { task: task_id(id)? }),
+                "taken" => Ok(Replayed::KeyTaken { by: task_id(id)? }),
+                "discarded" => Ok(Replayed::Discarded),
+                "unknown" => Ok(Replayed::Unknown),
+                other => Err(Malformed(format!("answer {other:?}"))),
+            }
+        };
+        read(self.run(call).await?).map_err(|m| m.during("replay"))
+    }
+
+    async fn discard(&self, request: &DiscardRequest) -> Result<Discarded> {
+        sentences::check_discard(request)?;
+        let id = &request.dead_letter;
+        let call = self.call(&SCRIPTS.discard).arg(id.task.as_str()).arg(id.epoch.0).arg(&request.person);
+        let call = call.arg(sentences::cut_error(&request.reason));
+        let read = |value| -> std::result::Result<Discarded, Malformed> {
+            let (word, mut rest) = word_and_rest(value)?;
+            let id = text(rest.next().unwrap_or(Value::Nil))?;
+            match word.as_str() {
+                "done" => Ok(Discarded::Done),
+                "second" => Ok(Discarded::AwaitingSecond),
+                "same" => Ok(Discarded::SamePerson),
+                "replayed" => Ok(Discarded::AlreadyReplayed { task: task_id(id)? }),
+                "discarded" => Ok(Discarded::AlreadyDiscarded),
+                "unknown" => Ok(Discarded::Unknown),
+                other => Err(Malformed(format!("answer {other:?}"))),
+            }
+        };
+        read(self.run(call).await?).map_err(|m| m.during("discard"))
+    }
+
+    async fn sweep(&self, cursor: SweepCursor) -> Result<Swept> {
+        let server = self.server().await?;
+        let from = if cursor.0.is_empty() { "0" } else { &cursor.0 };
+        let call = self.call(&SCRIPTS.sweep).arg(from).arg(SWEEP_PAGE).arg(server.run_id);
+        let read = |value| -> std::result::Result<Swept, Malformed> {
+            let [next, checked, repaired, removed, lost] = parts(value)?;
+            let next = text(next)?;
+            let mut words = texts(repaired)?.into_iter();
+            let mut repaired = Vec::new();
+            while let (Some(id), Some(what)) = (words.next(), words.next()) {
+                repaired.push((task_id(id)?, what));
+            }
+            let lost = texts(lost)?.into_iter().map(WorkerId::new).collect::<std::result::Result<_, _>>();
+            Ok(Swept {
+                checked: number(checked)? as usize,
+                repaired,
+                consumers_removed: number(removed)? as usize,
+                workers_lost: lost.map_err(|error| Malformed(error.to_string()))?,
+                next: (next != "0").then_some(SweepCursor(next)),
+            })
+        };
+        read(self.run(call).await?).map_err(|m| m.during("sweep"))
+    }
+
+    async fn register(&self, worker: &WorkerInfo) -> Result<Registered> {
+        let capabilities =
+            Capabilities::of(worker.types.iter().cloned()).map_err(|error| BrokerError::Invalid(error.to_string()))?;
+        let place = match (&worker.pod_uid, &worker.container) {
+            (Some(uid), container) => format!("{uid}/{}", container.as_deref().unwrap_or_default()),
+            (None, _) => String::new(),
+        };
+        let told = serde_json::to_string(worker).expect("invariant: a worker's facts have a JSON form");
+        let mut all = Registered::default();
+        loop {
+            let call = self.call(&SCRIPTS.register).arg(worker.id.as_str()).arg(&place).arg(&told);
+            let call = call.arg(capabilities.class()).arg(capabilities.joined());
+            let read = |value| -> std::result::Result<(String, Vec<TaskId>, u64), Malformed> {
+                let [before, requeued, more] = parts(value)?;
+                Ok((text(before)?, task_ids(requeued)?, number(more)?))
+            };
+            let (before, requeued, more) = read(self.run(call).await?).map_err(|m| m.during("register"))?;
+            all.superseded = WorkerId::new(before).ok();
+            all.requeued.extend(requeued);
+            if more == 0 {
+                return Ok(all);
+            }
+        }
+    }
+
+    async fn deregister(&self, worker: &WorkerId) -> Result<()> {
+        self.evict(worker, RetryReason::Released, "").await.map(drop)
+    }
+
+    async fn workers(&self) -> Result<Vec<WorkerRecord>> {
+        let mut all = redis::cmd("HGETALL");
+        all.arg(self.keys.workers());
+        let records = fields(self.command(&all).await?).map_err(|m| m.during("workers"))?;
+        let mut beats = redis::cmd("ZRANGE");
+        beats.arg(self.keys.heartbeats()).arg(0).arg(-1).arg("WITHSCORES");
+        let beats = fields(self.command(&beats).await?).map_err(|m| m.during("workers"))?;
+        let read = |(id, packed): (&String, &Vec<u8>)| {
+            let beat = beats.get(id).cloned().unwrap_or_else(|| b"0".to_vec());
+            reply::worker_record(packed, number(Value::BulkString(beat))?)
+        };
+        let mut workers: Vec<_> = records
+            .iter()
+            .map(read)
+            .collect::<std::result::Result<_, _>>()
+            .map_err(|m: Malformed| m.during("workers"))?;
+        workers.sort_by(|a, b| a.info.id.cmp(&b.info.id));
+        Ok(workers)
+    }
+
+    async fn counts(&self) -> Result<QueueCounts> {
+        let read = |value| -> std::result::Result<QueueCounts, Malformed> {
+            let [backlog, running, delayed, retrying, dlq_pending, dead, finished, oldest, workers, outbox, invalid] =
+                parts(value)?;
+            let oldest = text(oldest)?;
+            Ok(QueueCounts {
+                backlog: number(backlog)?,
+                running: number(running)?,
+                delayed: number(delayed)?,
+                retrying: number(retrying)?,
+                blocked: 0,
+                waiting_approval: 0,
+                dlq_pending: number(dlq_pending)?,
+                dead_lettered: number(dead)?,
+                finished: number(finished)?,
+                oldest_task_time: oldest.parse().ok().map(timestamp),
+                workers: number(workers)?,
+                outbox: number(outbox)?,
+                invalid_transitions: number(invalid)?,
+            })
+        };
+        read(self.run(self.call(&SCRIPTS.counts)).await?).map_err(|m| m.during("counts"))
+    }
+
+    async fn get(&self, task: &TaskId) -> Result<Option<TaskView>> {
+        let answer = list(self.run(self.call(&SCRIPTS.get).arg(task.as_str())).await?).map_err(|m| m.during("get"))?;
+        if answer.is_empty() {
+            return Ok(None);
+        }
+        let read = |answer: Vec<Value>| -> std::result::Result<TaskView, Malformed> {
+            let parts: [Value; 8] = answer.try_into().map_err(|_| Malformed("not 8 parts".to_owned()))?;
+            if matches!(&parts[0], Value::BulkString(word) if word == b"live") {
+                reply::live_view(parts)
+            } else {
+                reply::finished_view(parts)
+            }
+        };
+        read(answer).map(Some).map_err(|m| m.during("get"))
+    }
+
+    async fn list(&self, state: State, cursor: ListCursor, limit: usize) -> Result<Page<TaskView>> {
+        let limit = limit.clamp(1, 1000);
+        if state.is_final() {
+            self.list_finished(state, &cursor.0, limit).await
+        } else {
+            self.list_live(state, &cursor.0, limit).await
+        }
+    }
+
+    async fn outbox(&self, limit: usize) -> Result<Vec<OutboxEntry>> {
+        let mut range = redis::cmd("XRANGE");
+        range.arg(self.keys.events()).arg("-").arg("+").arg("COUNT").arg(limit);
+        let read = |value| list(value)?.into_iter().map(reply::outbox_entry).collect::<std::result::Result<_, _>>();
+        read(self.command(&range).await?).map_err(|m: Malformed| m.during("outbox"))
+    }
+
+    async fn trim_outbox(&self, up_to: &str) -> Result<()> {
+        let (ms, seq) = up_to.split_once('-').unwrap_or((up_to, "0"));
+        let seq: u64 = seq.parse().map_err(|_| BrokerError::Invalid(format!("{up_to:?} is no place in the outbox")))?;
+        let mut trim = redis::cmd("XTRIM");
+        trim.arg(self.keys.events()).arg("MINID").arg(format!("{ms}-{}", seq + 1));
+        self.command(&trim).await.map(drop)
+    }
+
+    async fn sleeper(&self, capabilities: &Capabilities) -> Result<Box<dyn Sleeper>> {
+        Ok(Box::new(RedisSleeper::new(self.endpoint.clone(), &self.options, &self.keys, &capabilities.class())))
+    }
+}

@@ -1,0 +1,405 @@
+//! How a Redis is found and reached: standalone, behind Sentinels, or a Cluster.
+//!
+//! A queue lives in one slot, so one connection to one server is enough in
+//! every topology. It is opened when it is needed, shared by all callers, and
+//! replaced when it breaks or when the server stops being the right one.
+
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
+use tokio::time::Instant;
+
+use super::error::{Fault, classify};
+use crate::broker::{BrokerError, Result};
+
+/// How to reach a Redis.
+#[derive(Clone)]
+pub struct RedisOptions {
+    /// `redis://[user:password@]host:port[/db]`, `rediss://…` with TLS;
+    /// `redis+sentinel://host:port,host:port/MASTER` and
+    /// `redis+cluster://host:port,host:port` (or `rediss+…`) name several servers.
+    pub url: String,
+    /// The certificate authority to trust instead of the system's, in PEM.
+    pub ca_pem: Option<Vec<u8>>,
+    /// How long opening a connection may take.
+    pub connect_timeout: Duration,
+    /// How long an answer may take. Above this the connection is given up:
+    /// a server that is frozen or gone must not hold its clients.
+    pub response_timeout: Duration,
+    /// How many replicas must have an enqueued task before it counts as accepted.
+    pub replicas: Option<ReplicaAck>,
+    /// How expired leases are found.
+    pub reclaim_with: ReclaimWith,
+}
+
+/// What an enqueue waits for on a replicated Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplicaAck {
+    /// How many replicas.
+    pub count: u32,
+    /// For how long.
+    pub timeout: Duration,
+}
+
+/// Which commands find expired leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReclaimWith {
+    /// XAUTOCLAIM where the server has it (6.2 and later), else XPENDING and XCLAIM.
+    Detect,
+    /// XPENDING and XCLAIM, whatever the server has.
+    PendingAndClaim,
+}
+
+impl RedisOptions {
+    /// The usual settings for a URL.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            ca_pem: None,
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_secs(10),
+            replicas: None,
+            reclaim_with: ReclaimWith::Detect,
+        }
+    }
+}
+
+/// Where the servers are.
+pub(super) struct Endpoint {
+    seeds: Vec<ConnectionInfo>,
+    kind: Kind,
+    ca_pem: Option<Vec<u8>>,
+    /// The address without credentials, for messages.
+    pub(super) shown: String,
+}
+
+enum Kind {
+    Standalone,
+    Sentinel { master: String },
+    Cluster,
+}
+
+impl Endpoint {
+    /// Reads a URL of any of the topologies.
+    pub(super) fn parse(options: &RedisOptions) -> Result<Self> {
+        let invalid = |why: &str| {
+            BrokerError::Invalid(format!(
+                "the Redis URL is not usable: {why}; write redis://HOST:PORT, redis+sentinel://HOST:PORT,…/MASTER \
+                 or redis+cluster://HOST:PORT,… (rediss for TLS)"
+            ))
+        };
+        let (scheme, rest) = options.url.split_once("://").ok_or_else(|| invalid("it has no scheme"))?;
+        let (scheme, topology) = scheme.split_once('+').unwrap_or((scheme, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (credentials, hosts) = match authority.rsplit_once('@') {
+            Some((credentials, hosts)) => (format!("{credentials}@"), hosts),
+            None => (String::new(), authority),
+        };
+        let (kind, path) = match topology {
+            "" => (Kind::Standalone, path),
+            "cluster" => (Kind::Cluster, ""),
+            "sentinel" if path.is_empty() => return Err(invalid("it names no master, like …/mymaster")),
+            "sentinel" => (Kind::Sentinel { master: path.to_owned() }, ""),
+            _ => return Err(invalid("the part after + is neither sentinel nor cluster")),
+        };
+        let several = !matches!(kind, Kind::Standalone);
+        let hosts: Vec<&str> = if several { hosts.split(',').collect() } else { vec![hosts] };
+        let seed = |host: &&str| {
+            format!("{scheme}://{credentials}{host}/{path}")
+                .into_connection_info()
+                .map_err(|error| invalid(error.detail().unwrap_or("it cannot be parsed")))
+        };
+        let seeds = hosts.iter().map(seed).collect::<Result<Vec<_>>>()?;
+        Ok(Self { seeds, kind, ca_pem: options.ca_pem.clone(), shown: hosts.join(",") })
+    }
+
+    /// Whether all of a queue's keys must be in one slot.
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self.kind, Kind::Cluster)
+    }
+
+    /// Connects to the server that has `key`.
+    async fn open(&self, key: &str, config: &AsyncConnectionConfig) -> redis::RedisResult<MultiplexedConnection> {
+        if let Kind::Standalone = self.kind {
+            return self.connect(self.seeds[0].clone(), config).await;
+        }
+        let mut last = None;
+        for seed in &self.seeds {
+            match self.open_through(seed, key, config).await {
+                Ok(server) => return Ok(server),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.expect("invariant: there is at least one seed"))
+    }
+
+    async fn connect(
+        &self,
+        info: ConnectionInfo,
+        config: &AsyncConnectionConfig,
+    ) -> redis::RedisResult<MultiplexedConnection> {
+        let client = match &self.ca_pem {
+            Some(pem) => {
+                let certificates = redis::TlsCertificates { client_tls: None, root_cert: Some(pem.clone()) };
+                Client::build_with_tls(info, certificates)?
+            }
+            None => Client::open(info)?,
+        };
+        client.get_multiplexed_async_connection_with_config(config).await
+    }
+
+    /// Asks one seed where to go, and goes there.
+    async fn open_through(
+        &self,
+        seed: &ConnectionInfo,
+        key: &str,
+        config: &AsyncConnectionConfig,
+    ) -> redis::RedisResult<MultiplexedConnection> {
+        let asked = self.connect(seed.clone(), config).await?;
+        let (host, port) = match &self.kind {
+            Kind::Sentinel { master } => self.ask_sentinel(asked, master).await?,
+            Kind::Standalone | Kind::Cluster => self.ask_node(asked, key).await?,
+        };
+        let host = if host.is_empty() { host_of(seed) } else { host };
+        let mut server = self.connect(seed.clone().set_addr(moved_to(seed, host, port)), config).await?;
+        self.check_role(&mut server).await.map(|()| server)
+    }
+
+    async fn ask_sentinel(
+        &self,
+        mut sentinel: MultiplexedConnection,
+        master: &str,
+    ) -> redis::RedisResult<(String, u16)> {
+        let asked: Option<(String, u16)> =
+            redis::cmd("SENTINEL").arg("get-master-addr-by-name").arg(master).query_async(&mut sentinel).await?;
+        let unknown = || redis::RedisError::from((redis::ErrorKind::MasterNameNotFoundBySentinel, "unknown master"));
+        asked.ok_or_else(unknown)
+    }
+
+    async fn ask_node(&self, mut node: MultiplexedConnection, key: &str) -> redis::RedisResult<(String, u16)> {
+        let slot: i64 = redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query_async(&mut node).await?;
+        let ranges: Vec<Vec<Value>> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut node).await?;
+        let mine = |range: &&Vec<Value>| matches!(range[..], [Value::Int(from), Value::Int(to), ..] if (from..=to).contains(&slot));
+        let nobody =
+            || redis::RedisError::from((redis::ErrorKind::Client, "CLUSTERDOWN nobody serves the queue's slot"));
+        let master = ranges.iter().find(mine).and_then(|range| range.get(2)).ok_or_else(nobody)?;
+        let (host, port): (String, u16) = match master {
+            Value::Array(parts) if parts.len() >= 2 => {
+                (redis::from_redis_value_ref(&parts[0])?, redis::from_redis_value_ref(&parts[1])?)
+            }
+            _ => return Err(nobody()),
+        };
+        Ok((host, port))
+    }
+
+    /// A Sentinel may still name a master that has just been demoted.
+    async fn check_role(&self, server: &mut MultiplexedConnection) -> redis::RedisResult<()> {
+        if !matches!(self.kind, Kind::Sentinel { .. }) {
+            return Ok(());
+        }
+        let role: Vec<Value> = redis::cmd("ROLE").query_async(server).await?;
+        let word: String = role.first().map(redis::from_redis_value_ref).transpose()?.unwrap_or_default();
+        if word == "master" {
+            Ok(())
+        } else {
+            Err(redis::RedisError::from((redis::ErrorKind::Client, "READONLY the named master is a replica")))
+        }
+    }
+}
+
+fn host_of(info: &ConnectionInfo) -> String {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host.clone(),
+        _ => "localhost".to_owned(),
+    }
+}
+
+/// The same way to connect, at another address.
+fn moved_to(seed: &ConnectionInfo, host: String, port: u16) -> ConnectionAddr {
+    match seed.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    }
+}
+
+/// One shared connection, opened when needed and replaced when broken.
+pub(super) struct Link {
+    endpoint: Arc<Endpoint>,
+    /// A key of the queue, to find its server in a Cluster.
+    key: String,
+    config: AsyncConnectionConfig,
+    connect_timeout: Duration,
+    current: RwLock<Option<Current>>,
+    opening: tokio::sync::Mutex<Pace>,
+}
+
+#[derive(Clone)]
+struct Current {
+    number: u64,
+    connection: MultiplexedConnection,
+}
+
+/// Keeps many callers from storming a server that has just come back.
+struct Pace {
+    number: u64,
+    failures: u32,
+    not_before: Instant,
+}
+
+impl Pace {
+    const SHORTEST: Duration = Duration::from_millis(20);
+    const LONGEST: Duration = Duration::from_secs(2);
+
+    fn failed(&mut self) {
+        self.failures += 1;
+        let ceiling = Self::SHORTEST.saturating_mul(1 << self.failures.min(8)).min(Self::LONGEST);
+        self.not_before = Instant::now() + ceiling.mul_f64(0.5 + fastrand::f64() / 2.0);
+    }
+}
+
+impl Link {
+    pub(super) fn new(
+        endpoint: Arc<Endpoint>,
+        key: String,
+        options: &RedisOptions,
+        response_timeout: Duration,
+    ) -> Self {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(options.connect_timeout))
+            .set_response_timeout(Some(response_timeout));
+        Self {
+            endpoint,
+            key,
+            config,
+            connect_timeout: options.connect_timeout,
+            current: RwLock::new(None),
+            opening: tokio::sync::Mutex::new(Pace { number: 0, failures: 0, not_before: Instant::now() }),
+        }
+    }
+
+    /// Sends one command.
+    pub(super) async fn call(&self, command: &Cmd) -> std::result::Result<Value, Fault> {
+        let Current { number, mut connection } = self.connection().await?;
+        match command.query_async::<Value>(&mut connection).await {
+            Ok(value) => Ok(value),
+            Err(error) => {
+                let fault = classify(&error, &self.endpoint.shown);
+                if fault.connection_is_useless {
+                    self.discard(number);
+                }
+                Err(fault)
+            }
+        }
+    }
+
+    /// Sends two commands together, so that nothing comes between them.
+    pub(super) async fn call_both(&self, first: &Cmd, second: &Cmd) -> std::result::Result<(Value, Value), Fault> {
+        let Current { number, mut connection } = self.connection().await?;
+        let mut pipeline = redis::pipe();
+        pipeline.add_command(first.clone()).add_command(second.clone());
+        match pipeline.query_async::<(Value, Value)>(&mut connection).await {
+            Ok(values) => Ok(values),
+            Err(error) => {
+                let fault = classify(&error, &self.endpoint.shown);
+                if fault.connection_is_useless {
+                    self.discard(number);
+                }
+                Err(fault)
+            }
+        }
+    }
+
+    fn current(&self) -> Option<Current> {
+        self.current.read().expect("invariant: no panic while held").clone()
+    }
+
+    /// Drops the connection unless it was replaced already.
+    fn discard(&self, number: u64) {
+        let mut current = self.current.write().expect("invariant: no panic while held");
+        if current.as_ref().is_some_and(|c| c.number == number) {
+            *current = None;
+        }
+    }
+
+    async fn connection(&self) -> std::result::Result<Current, Fault> {
+        if let Some(current) = self.current() {
+            return Ok(current);
+        }
+        let mut pace = self.opening.lock().await;
+        if let Some(current) = self.current() {
+            return Ok(current);
+        }
+        tokio::time::sleep_until(pace.not_before).await;
+        let opened = tokio::time::timeout(self.connect_timeout, self.endpoint.open(&self.key, &self.config)).await;
+        let error = match opened {
+            Ok(Ok(connection)) => {
+                pace.number += 1;
+                pace.failures = 0;
+                let current = Current { number: pace.number, connection };
+                *self.current.write().expect("invariant: no panic while held") = Some(current.clone());
+                return Ok(current);
+            }
+            Ok(Err(error)) => classify(&error, &self.endpoint.shown),
+            Err(_) => Fault {
+                error: BrokerError::Unreachable {
+                    address: self.endpoint.shown.clone(),
+                    reason: format!("no connection within {:?}", self.connect_timeout),
+                },
+                connection_is_useless: true,
+                no_script: false,
+            },
+        };
+        pace.failed();
+        Err(error)
+    }
+
+    /// Opens a connection for one caller alone.
+    pub(super) async fn open_own(&self) -> std::result::Result<MultiplexedConnection, Fault> {
+        let opened = tokio::time::timeout(self.connect_timeout, self.endpoint.open(&self.key, &self.config)).await;
+        match opened {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(classify(&error, &self.endpoint.shown)),
+            Err(_) => Err(Fault {
+                error: BrokerError::Unreachable {
+                    address: self.endpoint.shown.clone(),
+                    reason: format!("no connection within {:?}", self.connect_timeout),
+                },
+                connection_is_useless: true,
+                no_script: false,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(url: &str) -> Result<Endpoint> {
+        Endpoint::parse(&RedisOptions::new(url))
+    }
+
+    #[test]
+    fn each_topology_has_its_url() {
+        assert!(!parse("redis://127.0.0.1:6379/2").expect("standalone").is_cluster());
+        let cluster = parse("redis+cluster://a:1,b:2").expect("cluster");
+        assert!(cluster.is_cluster());
+        assert_eq!(cluster.shown, "a:1,b:2");
+        let sentinel = parse("rediss+sentinel://user:se%2Fcret@a:1,b:2/main").expect("sentinel");
+        assert_eq!((sentinel.seeds.len(), sentinel.shown.as_str()), (2, "a:1,b:2"));
+        assert!(matches!(sentinel.kind, Kind::Sentinel { master } if master == "main"));
+    }
+
+    #[test]
+    fn a_bad_url_gets_a_sentence_without_the_password() {
+        for bad in ["", "nonsense", "http://x", "redis+ring://a:1", "redis+sentinel://a:1", "redis://u:hunter2@:x"] {
+            let Err(error) = parse(bad) else { panic!("{bad} was accepted") };
+            assert!(error.to_string().contains("write redis://HOST:PORT"), "{error}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+}

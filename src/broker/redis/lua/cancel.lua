@@ -1,0 +1,51 @@
+-- Ends a task that is not needed any more.
+--
+-- ARGV[3] id  ARGV[4] reason
+-- RETURNS {'done', state letter before}, {'cancelled'} (before), {'invalid', state letter}, {'unknown'}
+local id, reason = ARGV[3], ARGV[4]
+local token = call('HGET', LIVE, id)
+if not token then
+  local finished = call('HGET', P .. 'done', id)
+  if not finished then
+    return { 'unknown' }
+  end
+  local letter = string.sub(finished, 1, 1)
+  if letter == 'c' then
+    return { 'cancelled' }
+  end
+  call('DEL', P .. 'none') -- the first write, allowed when memory is full
+  count('invalid_transitions', 1)
+  return { 'invalid', letter }
+end
+local t = cmsgpack.unpack(token)
+local from = t[1]
+call('DEL', P .. 'none') -- the first write, allowed when memory is full
+if from == 'P' then
+  count('invalid_transitions', 1)
+  return { 'invalid', from }
+end
+local meta = ''
+if t[10] ~= '' then
+  local lane = lane_of(t)
+  local key = P .. 'lane:' .. lane
+  local entry = call('XRANGE', key, t[10], t[10])[1]
+  meta = entry and entry[2][6] or ''
+  call('XACK', key, group, t[10])
+  call('XDEL', key, t[10])
+  if from ~= 'R' and not first_unread(key, last_read(key)) then
+    unready(lane, t[8])
+  end
+else
+  local body = call('HGET', PARKED, id)
+  meta = body and cmsgpack.unpack(body)[2] or ''
+  call('ZREM', P .. 'delayed', id)
+  call('ZREM', P .. 'retrying', id)
+  call('HDEL', PARKED, id)
+end
+call('HDEL', LIVE, id)
+call('DEL', P .. 'x:' .. id)
+finish(id, t, token, 'c', 'cancelled', { 'error', reason, 'error_code', 'cancelled' }, meta)
+emit('c', id, from, token, reason)
+count('cancelled', 1)
+flush_moves()
+return { 'done', from }

@@ -1,0 +1,16 @@
+-- Leases ready tasks to a worker.
+--
+-- ARGV[3] worker  ARGV[4] class  ARGV[5] its types, comma-separated  ARGV[6] how many
+-- ARGV[7] '' or, after an answer was lost, 'recover'; the ids that it holds follow
+-- RETURNS {mode, {id, payload, meta, token, …}}
+local held
+if ARGV[7] == 'recover' then
+  held = {}
+  for i = 8, #ARGV do
+    held[ARGV[i]] = true
+  end
+end
+local out = claim_some(ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]), held)
+flush_moves()
+ring()
+return { mode, out }

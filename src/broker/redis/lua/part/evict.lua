@@ -1,0 +1,50 @@
+-- Takes all tasks back from one worker, up to `limit`; returns the ids that
+-- run again, those that died, and whether there may be more.
+local function evict(worker, reason, crash, limit)
+  local requeued, dead = {}, {}
+  for _, lane in ipairs(call('SMEMBERS', P .. 'lanes')) do
+    local key = P .. 'lane:' .. lane
+    local pending = redis.pcall('XPENDING', key, group, '-', '+', limit, worker)
+    if not pending.err then
+      for _, row in ipairs(pending) do
+        if #requeued + #dead >= limit then
+          return requeued, dead, true
+        end
+        local entry = call('XRANGE', key, row[1], row[1])[1]
+        local id = entry and entry[2][2]
+        local token = id and call('HGET', LIVE, id)
+        local t = token and cmsgpack.unpack(token)
+        if t and t[1] == 'R' and t[10] == row[1] and t[11] == worker then
+          if lose(id, t, key, entry, reason, crash) == 'P' then
+            dead[#dead + 1] = id
+          else
+            requeued[#requeued + 1] = id
+          end
+        elseif not entry then
+          call('XACK', key, group, row[1])
+        end
+      end
+    end
+  end
+  return requeued, dead, false
+end
+
+-- Out of the registry, and out of every group in which it holds nothing.
+local function forget(worker)
+  local words = call('HGET', P .. 'workers', worker)
+  call('ZREM', P .. 'heartbeats', worker)
+  call('HDEL', P .. 'workers', worker)
+  if words then
+    local place = cmsgpack.unpack(words)[1]
+    if place ~= '' and call('HGET', P .. 'places', place) == worker then
+      call('HDEL', P .. 'places', place)
+    end
+  end
+  for _, lane in ipairs(call('SMEMBERS', P .. 'lanes')) do
+    local key = P .. 'lane:' .. lane
+    local pending = redis.pcall('XPENDING', key, group, '-', '+', 1, worker)
+    if not pending.err and #pending == 0 then
+      redis.pcall('XGROUP', 'DELCONSUMER', key, group, worker)
+    end
+  end
+end

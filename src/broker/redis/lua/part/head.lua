@@ -1,0 +1,62 @@
+-- Head of every script.
+--
+-- KEYS[1] policy  KEYS[2] task stream  KEYS[3] result stream  KEYS[4] dead-letter stream
+-- ARGV[1] time in ms, 0 for the server's own  ARGV[2] consumer group of workers
+--
+-- The other keys of the queue are derived from the policy's key: they carry
+-- the same hash tag. While a slot of a Redis Cluster moves, EXISTS on two keys
+-- of which one is missing is refused on both sides, before anything is written.
+local call = redis.call
+if call('EXISTS', KEYS[1], KEYS[1] .. ':none') ~= 1 then
+  return redis.error_reply('NOQUEUE there is no policy')
+end
+local P = string.sub(KEYS[1], 1, -7)
+local LIVE, PARKED = P .. 'live', P .. 'parked'
+local group = ARGV[2]
+local now = tonumber(ARGV[1])
+local injected = now > 0
+if not injected then
+  local time = call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local head = call('HMGET', KEYS[1], 'version', 'mode', 'events', 'order', 'priority_min', 'priority_max', 'deadline')
+local version, mode = head[1], head[2]
+if math.abs(tonumber(version) - 1) > 1 then
+  return redis.error_reply('WVERSION ' .. version)
+end
+local recording = head[3] == 'On'
+local order, priority_min, priority_max = head[4], tonumber(head[5]), tonumber(head[6])
+local deadline = tonumber(head[7])
+
+-- One field of the policy that only some paths need.
+local function policy(name)
+  return call('HGET', KEYS[1], name)
+end
+
+-- Moves of this script, written to the outbox as one entry.
+local moves, moves_n = {}, 0
+-- `worker` is who gave the task up; who has it is in the token.
+local function emit(to, id, from, token, detail, worker)
+  if recording then
+    moves[moves_n + 1], moves[moves_n + 2], moves[moves_n + 3] = to, id, from
+    moves[moves_n + 4], moves[moves_n + 5], moves[moves_n + 6] = token, detail, worker or ''
+    moves_n = moves_n + 6
+  end
+end
+local function flush_moves()
+  if moves_n > 0 then
+    call('XADD', P .. 'events', '*', 'at', now, 'moves', cmsgpack.pack(moves))
+    moves, moves_n = {}, 0
+  end
+end
+
+local function count(name, by)
+  if by > 0 then
+    call('HINCRBY', P .. 'stats', name, by)
+  end
+end
+
+-- Tells the leader that something is due sooner than it may expect.
+local function tell_leader()
+  call('PUBLISH', 'windlass:due', P)
+end

@@ -1,0 +1,130 @@
+-- Moves that several operations make, each from a token that was checked.
+local pack, unpack_token = cmsgpack.pack, cmsgpack.unpack
+
+local function idem_field(tenant, key)
+  return tenant .. '\0' .. key
+end
+
+-- Remembers how an attempt ended; the last 20 are kept. What ended outside
+-- an attempt (a deadline in the queue) does not overwrite the attempt before it.
+local function remember(id, t, outcome, code, err)
+  local x = P .. 'x:' .. id
+  local runs = t[1] == 'R'
+  local attempt = { t[2], now, outcome, code, string.sub(err, 1, 256), runs and t[11] or '' }
+  call('HSET', x, 'error', err, 'code', code, 'h' .. t[2] .. (runs and '' or 'q'), pack(attempt))
+  if runs then
+    call('HSET', x, 'worker', t[11])
+  end
+  if t[2] > 20 then
+    call('HDEL', x, 'h' .. (t[2] - 20))
+  end
+end
+
+-- To dlq_pending. The caller has taken the task out of where it was.
+local function die(id, t, payload, meta, outcome, code, err)
+  local from, worker = t[1], t[1] == 'R' and t[11] or ''
+  remember(id, t, outcome, code, err)
+  t[1], t[7], t[10], t[11] = 'P', now, '', outcome
+  local token = pack(t)
+  call('HSET', PARKED, id, pack({ payload, meta }))
+  call('ZADD', P .. 'dlq_pending', now, id)
+  call('HSET', LIVE, id, token)
+  emit('P', id, from, token, code, worker)
+  count('dead', 1)
+  tell_leader()
+end
+
+-- To retrying. The caller has taken the task out of where it was and counted why.
+local function run_again(id, t, payload, meta, reason, due)
+  local from, worker = t[1], t[1] == 'R' and t[11] or ''
+  t[1], t[7], t[11] = 'T', now, reason
+  if due <= now then
+    t[10] = push(id, t, payload, meta)
+  else
+    t[10] = ''
+    call('HSET', PARKED, id, pack({ payload, meta }))
+    call('ZADD', P .. 'retrying', due, id)
+    if call('ZRANK', P .. 'retrying', id) == 0 then
+      tell_leader()
+    end
+  end
+  local token = pack(t)
+  call('HSET', LIVE, id, token)
+  emit('T', id, from, token, reason, worker)
+end
+
+-- A worker lost a task: `entry` is its message, still pending.
+local function lose(id, t, key, entry, reason, crash)
+  local worker = t[11]
+  call('XACK', key, group, entry[1])
+  call('XDEL', key, entry[1])
+  local fields = entry[2]
+  local payload, meta = fields[4], fields[6]
+  if crash then
+    t[4] = t[4] + 1
+    if t[4] > tonumber(policy('max_crashes')) then
+      die(id, t, payload, meta, reason, 'worker_lost', 'lost its worker ' .. t[4] .. ' times, last by ' .. reason)
+      return 'P'
+    end
+  end
+  remember(id, t, reason, reason, 'was taken from its worker: ' .. reason)
+  call('HSET', P .. 'x:' .. id, 'from', worker, 'message', entry[1])
+  run_again(id, t, payload, meta, reason, now)
+  count('reclaimed', 1)
+  return 'T'
+end
+
+-- Ends a task: exactly one result, and its key released as the scope says.
+local function finish(id, t, token, letter, status, extra, meta)
+  local fields = { 'task_id', id, 'tool_name', t[8], 'status', status }
+  for _, value in ipairs(extra) do
+    fields[#fields + 1] = value
+  end
+  for _, value in ipairs({ 'retry_count', t[3], 'finished_at', now, 'token', token, 'meta', meta }) do
+    fields[#fields + 1] = value
+  end
+  local message = call('XADD', KEYS[3], '*', unpack(fields))
+  call('HSET', P .. 'done', id, letter .. message)
+  if t[12] ~= '' then
+    local scope = policy('idempotency_scope')
+    local field = idem_field(t[13], t[12])
+    local keep = scope == 'Retained' or (scope == 'LiveAndSucceeded' and letter == 's')
+    if not keep and call('HGET', P .. 'idem', field) == id then
+      call('HDEL', P .. 'idem', field)
+    end
+  end
+  -- Raw producers that sent the same work under other ids wait for those.
+  local aliases = call('HGET', P .. 'aliases', id)
+  if aliases then
+    call('HDEL', P .. 'aliases', id)
+    for _, alias in ipairs(unpack_token(aliases)) do
+      fields[2] = alias
+      call('XADD', KEYS[3], '*', 'duplicate_of', id, unpack(fields))
+    end
+  end
+  return message
+end
+
+-- The wait before a retry: the policy's table of waits, and its jitter with
+-- the random part given.
+local function wait_ms(kind, n, dice)
+  local rows = call('HMGET', KEYS[1], kind .. '_delays', kind .. '_jitter')
+  local base, i = 0, 0
+  for word in string.gmatch(rows[1], '%d+') do
+    base, i = tonumber(word), i + 1
+    if i == n then break end
+  end
+  local jitter, by = string.sub(rows[2], 1, 1), tonumber(string.sub(rows[2], 2))
+  local function up_to(top)
+    return math.floor((top + 1) * dice / 65536)
+  end
+  if jitter == 'A' then
+    return base + up_to(by)
+  elseif jitter == 'P' then
+    return base + up_to(math.floor(base * by / 100))
+  elseif jitter == 'S' then
+    local swing = math.floor(base * by / 100)
+    return base - swing + up_to(2 * swing)
+  end
+  return base
+end

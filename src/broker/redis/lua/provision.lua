@@ -1,0 +1,78 @@
+-- Makes the queue if it is not there, and writes its policy.
+--
+-- KEYS as in every script. This one runs before there is a policy.
+-- ARGV[3] owner  ARGV[4] 'force' to take over  then policy fields and values
+-- RETURNS {'ok'} or {'owned', owner} or {'version', version}
+local call = redis.call
+call('EXISTS', KEYS[1], KEYS[1] .. ':none') -- refused while the slot moves
+local P = string.sub(KEYS[1], 1, -7)
+local group = ARGV[2]
+local version, owner = unpack(call('HMGET', P .. 'meta', 'version', 'owner'))
+if version and math.abs(tonumber(version) - 1) > 1 then
+  return { 'version', version }
+end
+if owner and owner ~= ARGV[3] and ARGV[4] ~= 'force' then
+  return { 'owned', owner }
+end
+call('DEL', P .. 'none') -- the first write, allowed when memory is full
+call('HSET', P .. 'meta', 'version', version or 1, 'owner', ARGV[3])
+
+-- Where the group of workers on the task stream has got to is kept, so that a
+-- group that is lost starts there again and not at the beginning of history.
+local function group_position(key, name)
+  local groups = redis.pcall('XINFO', 'GROUPS', key)
+  if not groups.err then
+    for _, info in ipairs(groups) do
+      local c = {}
+      for i = 1, #info, 2 do
+        c[info[i]] = info[i + 1]
+      end
+      if c.name == name then
+        return c['last-delivered-id']
+      end
+    end
+  end
+  return nil
+end
+local position = group_position(KEYS[2], group)
+if position then
+  call('HSET', P .. 'meta', 'task_floor', position)
+else
+  call('XGROUP', 'CREATE', KEYS[2], group, call('HGET', P .. 'meta', 'task_floor') or '0', 'MKSTREAM')
+end
+redis.pcall('XGROUP', 'CREATE', KEYS[2], 'bell', '$')
+redis.pcall('XGROUP', 'CREATE', P .. 'wake:all', 'bell', '$', 'MKSTREAM')
+
+local fields = { 'version', version or 1 }
+for i = 5, #ARGV do
+  fields[#fields + 1] = ARGV[i]
+end
+call('HSET', KEYS[1], unpack(fields))
+
+-- Lanes are ordered by the new policy, and sleepers look again.
+local p = {}
+for i = 1, #fields, 2 do
+  p[fields[i]] = fields[i + 1]
+end
+local RAN_BEFORE = 4398046511104
+local indexes = { P .. 'ready' }
+local classes = call('HKEYS', P .. 'classes')
+for _, class in ipairs(classes) do
+  indexes[#indexes + 1] = P .. 'ready:' .. class
+end
+for _, index in ipairs(indexes) do
+  local lanes = call('ZRANGE', index, 0, -1, 'WITHSCORES')
+  for i = 1, #lanes, 2 do
+    local priority = tonumber(string.match(lanes[i], ':(%d+)%+?$'))
+    local rank = p.order == 'HighestFirst' and p.priority_max - priority or priority - p.priority_min
+    rank = math.max(0, math.min(127, rank))
+    call('ZADD', index, rank * 2 * RAN_BEFORE + tonumber(lanes[i + 1]) % (2 * RAN_BEFORE), lanes[i])
+  end
+end
+if p.mode == 'Running' then
+  classes[#classes + 1] = 'all'
+  for _, class in ipairs(classes) do
+    call('XADD', P .. 'wake:' .. class, 'MAXLEN', '1', '*', 'r', '1')
+  end
+end
+return { 'ok' }

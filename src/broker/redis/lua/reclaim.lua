@@ -1,0 +1,106 @@
+-- Takes tasks back whose lease has expired.
+--
+-- ARGV[3] where to go on: a lane, or ''  ARGV[4] message id in it, or '0'
+-- ARGV[5] the server's run id  ARGV[6] 'auto' for XAUTOCLAIM, 'pending' for XPENDING + XCLAIM
+-- RETURNS {'done' or 'held', next lane or '', next message id, {requeued ids}, {dead ids}}
+local BATCH, MOST_LANES = 50, 200
+if not string.find(policy('reclaim_on'), 'VisibilityTimeout', 1, true) then
+  return { 'done', '', '0', {}, {} }
+end
+call('DEL', P .. 'none') -- the first write, allowed when memory is full
+if clock_is_new(ARGV[5]) then
+  return { 'held', '', '0', {}, {} }
+end
+local idle = tonumber(policy('visibility'))
+if injected then
+  local time = call('TIME')
+  idle = idle + (time[1] * 1000 + math.floor(time[2] / 1000) - now)
+end
+
+-- Up to BATCH expired entries of a stream from a message on, and where to go on.
+local function expired(key, from)
+  if ARGV[6] == 'auto' then
+    local answer = redis.pcall('XAUTOCLAIM', key, group, 'windlass', idle, from, 'COUNT', BATCH)
+    if answer.err then
+      return {}, '0-0'
+    end
+    return answer[2], answer[1]
+  end
+  local pending = redis.pcall('XPENDING', key, group, from == '0' and '-' or from, '+', BATCH * 10)
+  if pending.err or #pending == 0 then
+    return {}, '0-0'
+  end
+  local old, last = {}, nil
+  for _, row in ipairs(pending) do
+    last = row[1]
+    if tonumber(row[3]) >= idle then
+      old[#old + 1] = row[1]
+      if #old == BATCH then break end
+    end
+  end
+  local next = '0-0'
+  if #pending == BATCH * 10 or #old == BATCH then
+    local ms, seq = string.match(last, '^(%d+)-(%d+)$')
+    next = ms .. '-' .. string.format('%.0f', tonumber(seq) + 1)
+  end
+  if #old == 0 then
+    return {}, next
+  end
+  return call('XCLAIM', key, group, 'windlass', idle, unpack(old)), next
+end
+
+local requeued, dead = {}, {}
+local function take_back(key, entries)
+  for _, entry in ipairs(entries) do
+    if entry and entry[2] then
+      local id = entry[2][2]
+      local token = call('HGET', LIVE, id)
+      local t = token and cmsgpack.unpack(token)
+      if not t or t[1] ~= 'R' or t[10] ~= entry[1] then
+        call('XACK', key, group, entry[1])
+        call('XDEL', key, entry[1])
+      elseif lose(id, t, key, entry, 'visibility_timeout', true) == 'P' then
+        dead[#dead + 1] = id
+      else
+        requeued[#requeued + 1] = id
+      end
+    end
+  end
+end
+
+local lanes = call('SMEMBERS', P .. 'lanes')
+table.sort(lanes)
+local next_lane, next_message, visited = '', '0', 0
+if ARGV[3] == '' then
+  -- Raw entries that a consumer from before took and left.
+  local entries = expired(KEYS[2], '0')
+  local whole = {}
+  for _, entry in ipairs(entries) do
+    if entry and entry[2] then
+      whole[#whole + 1] = entry
+    end
+  end
+  if #whole > 0 then
+    file_all(whole)
+  end
+end
+for _, lane in ipairs(lanes) do
+  if lane >= ARGV[3] then
+    if visited == MOST_LANES or #requeued + #dead >= BATCH then
+      next_lane = lane
+      break
+    end
+    visited = visited + 1
+    local key = P .. 'lane:' .. lane
+    local entries, next = expired(key, lane == ARGV[3] and ARGV[4] or '0')
+    take_back(key, entries)
+    if next ~= '0-0' then
+      next_lane, next_message = lane, next
+      break
+    end
+  end
+end
+announce()
+flush_moves()
+ring()
+return { 'done', next_lane, next_message, requeued, dead }

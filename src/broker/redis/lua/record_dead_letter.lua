@@ -1,0 +1,49 @@
+-- Writes a dead letter, then fails the task: dlq_pending, dlq_recorded, failed.
+--
+-- ARGV[3] id  ARGV[4] epoch
+-- RETURNS 'done', 'before' (recorded before), 'invalid' or 'unknown'
+local id, epoch = ARGV[3], tonumber(ARGV[4])
+call('DEL', P .. 'none') -- the first write, allowed when memory is full
+local token = call('HGET', LIVE, id)
+if not token then
+  local finished = call('HGET', P .. 'done', id)
+  if not finished then
+    return 'unknown'
+  elseif string.sub(finished, 1, 1) == 'f' then
+    return 'before'
+  end
+  count('invalid_transitions', 1)
+  return 'invalid'
+end
+local t = cmsgpack.unpack(token)
+if t[1] ~= 'P' or t[2] ~= epoch then
+  count('invalid_transitions', 1)
+  return 'invalid'
+end
+call('ZREM', P .. 'dlq_pending', id)
+local x, history = call('HGETALL', P .. 'x:' .. id), {}
+local extra = {}
+for i = 1, #x, 2 do
+  extra[x[i]] = x[i + 1]
+  if string.find(x[i], '^h%d') then
+    history[#history + 1] = cmsgpack.unpack(x[i + 1])
+  end
+end
+table.sort(history, function(a, b) return a[1] < b[1] end)
+local body = call('HGET', PARKED, id)
+body = body and cmsgpack.unpack(body) or { 'null', '' }
+local dlq_id = id .. '#' .. t[2]
+local err, code = extra.error or '', extra.code or ''
+local message = call('XADD', KEYS[4], '*', 'task_id', id, 'tool_name', t[8], 'payload', body[1], 'error', err,
+  'error_code', code, 'retry_count', t[3], 'failed_at', t[7], 'dlq_id', dlq_id, 'token', token, 'meta', body[2],
+  'history', cmsgpack.pack(history))
+call('HSET', P .. 'dead', id, message)
+emit('D', id, 'P', token, dlq_id)
+finish(id, t, token, 'f', 'failed', { 'error', err, 'error_code', code, 'dlq_id', dlq_id }, body[2])
+emit('f', id, 'D', token, code)
+call('HDEL', LIVE, id)
+call('HDEL', PARKED, id)
+call('DEL', P .. 'x:' .. id)
+count('failed', 1)
+flush_moves()
+return 'done'

@@ -1,0 +1,126 @@
+-- Checks that live tasks are where their state says, and puts back what is not.
+--
+-- ARGV[3] cursor of the walk through live tasks  ARGV[4] how many at a time
+-- ARGV[5] the server's run id
+-- RETURNS {next cursor, checked, {id, what was wrong, …}, consumers removed, {lost workers}}
+call('DEL', P .. 'none') -- the first write, allowed when memory is full
+local page = call('HSCAN', LIVE, ARGV[3], 'COUNT', ARGV[4])
+local repaired, read_up_to = {}, {}
+
+local function wrong(id, what)
+  repaired[#repaired + 1], repaired[#repaired + 2] = id, what
+end
+
+local function earlier(a, b)
+  local am, as = string.match(a, '^(%d+)-(%d+)$')
+  local bm, bs = string.match(b, '^(%d+)-(%d+)$')
+  am, as, bm, bs = tonumber(am), tonumber(as), tonumber(bm), tonumber(bs)
+  return am < bm or (am == bm and as <= bs)
+end
+
+-- A task that should be in a lane.
+local function check_lane(id, t)
+  local lane = lane_of(t)
+  local key = P .. 'lane:' .. lane
+  local entry = call('XRANGE', key, t[10], t[10])[1]
+  if not entry then
+    wrong(id, 'its entry is gone from lane ' .. lane)
+    redis.pcall('XACK', key, group, t[10])
+    die(id, t, 'null', '', 'repaired', 'entry_missing', 'its entry was deleted from lane ' .. lane)
+    return
+  end
+  local pending = redis.pcall('XPENDING', key, group, t[10], t[10], 1)
+  if pending.err then
+    -- The next claim makes the group again.
+    pending = {}
+  end
+  local owner = pending[1] and pending[1][2]
+  if t[1] == 'R' then
+    if owner ~= t[11] then
+      wrong(id, 'it runs on ' .. t[11] .. ' and is pending for ' .. (owner or 'nobody'))
+      lose(id, t, key, entry, 'repaired', false)
+    end
+    return
+  end
+  read_up_to[key] = read_up_to[key] or last_read(key)
+  if earlier(t[10], read_up_to[key]) then
+    wrong(id, 'it waits in lane ' .. lane .. ' behind where that was read')
+    call('XACK', key, group, t[10])
+    call('XDEL', key, t[10])
+    t[10] = push(id, t, entry[2][4], entry[2][6])
+    call('HSET', LIVE, id, cmsgpack.pack(t))
+  elseif not call('ZSCORE', READY, lane) then
+    wrong(id, 'its lane ' .. lane .. ' was not among the ready ones')
+    touched[lane] = t
+  end
+end
+
+-- A task that should be parked, and in a set that brings it back.
+local function check_parked(id, t, set, score_of)
+  if not call('ZSCORE', P .. set, id) then
+    wrong(id, 'it is not in ' .. set)
+    call('ZADD', P .. set, score_of, id)
+  end
+  if call('HEXISTS', PARKED, id) == 0 and t[1] ~= 'P' then
+    wrong(id, 'its payload is gone')
+    call('ZREM', P .. set, id)
+    die(id, t, 'null', '', 'repaired', 'entry_missing', 'its parked payload was deleted')
+  end
+end
+
+for i = 1, #page[2], 2 do
+  local id, t = page[2][i], cmsgpack.unpack(page[2][i + 1])
+  if t[10] ~= '' and t[1] ~= 'P' then
+    check_lane(id, t)
+  elseif t[1] == 'S' then
+    check_parked(id, t, 'delayed', now)
+  elseif t[1] == 'T' then
+    check_parked(id, t, 'retrying', now)
+  elseif t[1] == 'P' then
+    check_parked(id, t, 'dlq_pending', t[7])
+  end
+end
+
+-- Workers that have been silent for too long. Their tasks come back where the
+-- policy says so; else the visibility timeout brings them back.
+local lost = {}
+if not clock_is_new(ARGV[5]) then
+  local silent = now - tonumber(policy('worker_lost'))
+  local takes = string.find(policy('reclaim_on'), 'WorkerLost', 1, true)
+  for _, worker in ipairs(call('ZRANGEBYSCORE', P .. 'heartbeats', '-inf', silent, 'LIMIT', 0, 5)) do
+    local more = false
+    if takes then
+      local _
+      _, _, more = evict(worker, 'worker_lost', true, 50)
+    end
+    if not more then
+      forget(worker)
+      lost[#lost + 1] = worker
+    end
+  end
+end
+
+-- Consumers that no registered worker stands behind and that hold nothing.
+local removed = 0
+if ARGV[3] == '0' then
+  for _, lane in ipairs(call('SMEMBERS', P .. 'lanes')) do
+    local key = P .. 'lane:' .. lane
+    local consumers = redis.pcall('XINFO', 'CONSUMERS', key, group)
+    if not consumers.err then
+      for _, info in ipairs(consumers) do
+        local c = {}
+        for j = 1, #info, 2 do
+          c[info[j]] = info[j + 1]
+        end
+        if c.pending == 0 and tonumber(c.idle) > 60000 and call('HEXISTS', P .. 'workers', c.name) == 0 then
+          call('XGROUP', 'DELCONSUMER', key, group, c.name)
+          removed = removed + 1
+        end
+      end
+    end
+  end
+end
+announce()
+flush_moves()
+ring()
+return { page[1], #page[2] / 2, repaired, removed, lost }

@@ -1,0 +1,16 @@
+//! Task queues on Redis Streams, native to Kubernetes.
+//!
+//! The crate is a library and a binary. Applications use [`Producer`] to put
+//! tasks into a queue; the binary carries the other roles. ARCHITECTURE.md
+//! has the map.
+
+pub mod bench;
+pub mod broker;
+pub mod cli;
+mod producer;
+pub mod protocol;
+
+pub use producer::Producer;
+pub use protocol::names::{QueueName, TaskId, TaskType};
+pub use protocol::state::State;
+pub use protocol::task::{NewTask, NotBefore, Payload, TaskView};

@@ -1,0 +1,237 @@
+//! The operating system's side of a server: its port, its directory and its process.
+//!
+//! # Why servers are started by a thread of their own
+//!
+//! A server must not outlive the test process, however that ends. Destructors do not run on
+//! `kill -9`, so each server is started through `setpriv --pdeathsig KILL`, which asks the kernel to
+//! kill it when its parent dies. But to the kernel that parent is the *thread* that started it, and
+//! the threads of a test binary come and go: the harness runs each test on a thread that ends with
+//! the test, and a runtime ends its threads with itself. A server shared by several tests would be
+//! killed when the first of them ends. So all servers are started by one thread that is never
+//! joined and dies only with the process.
+//!
+//! # Why ports are locked
+//!
+//! A port is free or not at the moment of looking; nothing keeps it until the server binds it, nor
+//! while a killed server waits to be restarted on it. Against the other tests, of this process or of
+//! another, a lock on a file named after the port keeps it. Against strangers nothing can: there the
+//! start is tried again on another port.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Once, OnceLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+/// The ports to choose from. Below the ephemeral range (from 32768 on Linux), so that no outgoing
+/// connection takes one by chance, and so are their [`bus_port`]s.
+const PORTS: Range<u16> = 12_000..14_000;
+
+/// The port of the cluster bus, which the server itself places 10000 above the client port.
+fn bus_port(port: u16) -> u16 {
+    port + 10_000
+}
+
+/// A port, and the directory named after it, that belong to one server for as long as this value
+/// lives, whether the server runs or not.
+#[derive(Debug)]
+pub(super) struct Berth {
+    port: u16,
+    dir: PathBuf,
+    /// The lock is the claim. The kernel releases it however this process ends.
+    _lock: File,
+}
+
+impl Berth {
+    /// Claims a free port (whose bus port is free as well) and an empty directory.
+    ///
+    /// # Panics
+    ///
+    /// If no port can be claimed.
+    pub(super) fn claim() -> Self {
+        static SWEEP: Once = Once::new();
+        SWEEP.call_once(sweep);
+
+        let first = fastrand::u16(PORTS);
+        let mut last_error = None;
+        for port in (first..PORTS.end).chain(PORTS.start..first) {
+            match Self::claim_port(port) {
+                Ok(berth) => return berth,
+                Err(error) => last_error = Some(error),
+            }
+        }
+        panic!("no port of {PORTS:?} can be claimed in {}; the last one said: {last_error:?}", root().display());
+    }
+
+    /// Claims `port` if nobody has it.
+    fn claim_port(port: u16) -> io::Result<Self> {
+        let lock = lock(port)?;
+        for port in [port, bus_port(port)] {
+            TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
+        }
+        let dir = root().join(port.to_string());
+        remove_dir(&dir)?;
+        fs::create_dir(&dir)?;
+        Ok(Self { port, dir, _lock: lock })
+    }
+
+    /// The claimed port.
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The claimed directory.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for Berth {
+    fn drop(&mut self) {
+        // A failure is left to the next test process, which sweeps: a panic here, during another
+        // panic, would abort and hide the one that matters.
+        let _ = remove_dir(&self.dir);
+    }
+}
+
+/// The directory with one directory and one lock file per port, shared by all test processes.
+fn root() -> PathBuf {
+    std::env::temp_dir().join("windlass-test-servers")
+}
+
+/// Takes the lock of `port`, or fails at once if it is held.
+///
+/// The (empty) lock file stays behind: to remove it would let two processes hold the lock of the
+/// same port, one on the removed file and one on its successor.
+fn lock(port: u16) -> io::Result<File> {
+    fs::create_dir_all(root())?;
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(root().join(format!("{port}.lock")))?;
+    file.try_lock()?;
+    Ok(file)
+}
+
+/// Removes the directories of servers whose test process was killed, or kept its servers in a
+/// `static`, which is never dropped. A directory without the lock of its port has no owner.
+fn sweep() {
+    let Ok(entries) = fs::read_dir(root()) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let port = name.to_str().and_then(|name| name.parse().ok());
+        if let Some(Ok(_lock)) = port.map(lock) {
+            let _ = remove_dir(&entry.path());
+        }
+    }
+}
+
+/// Removes a directory, if it is there.
+///
+/// More than once if need be: a killed server may leave a forked child (a snapshot, a rewrite of
+/// the AOF) that still writes for a moment, until it finds its parent gone.
+fn remove_dir(dir: &Path) -> io::Result<()> {
+    let mut tries = 0;
+    loop {
+        match fs::remove_dir_all(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(_) if tries < 100 => thread::sleep(Duration::from_millis(10)),
+            result => return result,
+        }
+        tries += 1;
+    }
+}
+
+/// Starts `binary` with `args` such that it dies with this process; what it prints goes to the end
+/// of the file `output`. The process id is that of the server itself, not of a wrapper.
+///
+/// # Panics
+///
+/// If the program cannot be started at all.
+pub(super) fn spawn(binary: &Path, args: &[String], output: &Path) -> Child {
+    type Job = (Command, mpsc::Sender<io::Result<Child>>);
+    static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
+        let (sender, jobs) = mpsc::channel::<Job>();
+        thread::Builder::new()
+            .name("server-spawner".into())
+            .spawn(move || {
+                // Ends never: the sender is in a `static`.
+                for (mut command, reply) in jobs {
+                    // Nobody to reply to means that the caller panicked: then the child, which std
+                    // does not kill by itself, has no owner.
+                    if let Err(mpsc::SendError(Ok(mut child))) = reply.send(command.spawn()) {
+                        let _ = child.kill().and_then(|()| child.wait());
+                    }
+                }
+            })
+            .expect("the thread that starts the servers must start");
+        sender
+    });
+
+    let mut command = if has_pdeathsig() {
+        // If this process dies before `setpriv` has asked for the signal, the signal never comes;
+        // the shell, which runs after that, then sees a foreign parent and gives up. Both replace
+        // themselves by the next program, so that the process id stays.
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--pdeathsig", "KILL", "--", "sh", "-c"])
+            .arg(r#"test "$PPID" = "$0" && exec "$@""#)
+            .arg(std::process::id().to_string())
+            .arg(binary);
+        command
+    } else {
+        Command::new(binary)
+    };
+    let log =
+        OpenOptions::new().create(true).append(true).open(output).expect("the file for the server's output must open");
+    let log_too = log.try_clone().expect("the output file must be clonable");
+    command.args(args).stdin(Stdio::null()).stdout(log).stderr(log_too);
+
+    let (reply, child) = mpsc::channel();
+    spawner.send((command, reply)).expect("the thread that starts the servers must live");
+    child
+        .recv()
+        .expect("the thread that starts the servers must answer")
+        .unwrap_or_else(|error| panic!("{} cannot be started: {error}", binary.display()))
+}
+
+/// Whether `setpriv` is there and knows `--pdeathsig` (that of util-linux does, BusyBox's does not).
+/// Without it, servers survive a `kill -9` of the test process, and nothing else changes.
+fn has_pdeathsig() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--", "true"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    })
+}
+
+/// Sends `signal` (a name without `SIG`) to the process `pid`, which the caller must not have
+/// reaped. By the shell's builtin, because std only knows SIGKILL and a system call is unsafe code.
+///
+/// # Panics
+///
+/// If the signal cannot be sent.
+pub(super) fn signal(pid: u32, signal: &str) {
+    let status = Command::new("sh")
+        .args(["-c", r#"kill -s "$0" "$1""#, signal, &pid.to_string()])
+        .status()
+        .expect("a shell must start to send a signal");
+    assert!(status.success(), "SIG{signal} cannot be sent to {pid}");
+}
+
+/// Whether the kernel reports `pid` as stopped; `None` where there is no `/proc` to ask.
+pub(super) fn is_stopped(pid: u32) -> Option<bool> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // "pid (name) state …", where the name may itself contain spaces and parentheses.
+    let (_, after_name) = stat.rsplit_once(") ")?;
+    Some(after_name.starts_with(['T', 't']))
+}
