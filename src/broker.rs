@@ -12,6 +12,7 @@
 //! [`model`] is the same in memory, for tests; [`redis`] is the real thing.
 
 pub mod clock;
+pub mod model;
 pub mod redis;
 mod sentences;
 pub mod session;

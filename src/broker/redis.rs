@@ -163,17 +163,20 @@ impl RedisBroker {
                 Hashes::Omit => String::new(),
                 Hashes::Send => sentences::content_hash(task)?.to_string(),
             };
+            let special = (
+                due.as_str(),
+                task.idempotency_key.as_ref().map_or("", |key| key.as_str()),
+                task.tenant_id.as_ref().map_or("", |tenant| tenant.as_str()),
+                task.trace_id.as_ref().map_or("", |trace| trace.as_str()),
+                task.max_retries.map_or(-1, i64::from),
+                hash.as_str(),
+            );
             call.push(task.id.as_str())
                 .push(task.task_type.as_str())
                 .push(task.priority.map(|p| p.to_string()).unwrap_or_default())
-                .push(due)
-                .push(task.idempotency_key.as_ref().map_or("", |key| key.as_str()))
-                .push(task.tenant_id.as_ref().map_or("", |tenant| tenant.as_str()))
-                .push(task.trace_id.as_ref().map_or("", |trace| trace.as_str()))
-                .push(task.max_retries.map_or(-1, i64::from))
                 .push(task.payload.as_str())
                 .push(token::encode_extras(&task.extras))
-                .push(hash);
+                .push(if special == NOTHING_SPECIAL { Vec::new() } else { token::pack(&special) });
         }
         let answer = match self.options.replicas {
             None => self.run(call).await?,
@@ -283,6 +286,10 @@ impl RedisBroker {
         Ok(Page { items, next: last.filter(|_| full).map(ListCursor) })
     }
 }
+
+/// What most tasks do not have, and is then left out: due time, idempotency
+/// key, tenant, trace, own retry limit, content hash.
+const NOTHING_SPECIAL: (&str, &str, &str, &str, i64, &str) = ("", "", "", "", -1, "");
 
 /// Whether content hashes go with an enqueue; only queues that ask get them.
 #[derive(Clone, Copy)]
@@ -419,8 +426,8 @@ impl Broker for RedisBroker {
         call.push(settlements.len());
         for Settlement { lease, outcome, dice } in settlements {
             let (letter, body, code, wait) = outcome_words(outcome);
-            call.push(lease.task.as_str()).push(&lease.token).push(letter).push(body).push(code);
-            call.push(dice.0).push(wait).push(&lease.extras);
+            let special = if letter == "s" { Vec::new() } else { token::pack(&(code, dice.0, wait)) };
+            call.push(lease.task.as_str()).push(&lease.token).push(letter).push(body).push(&lease.extras).push(special);
         }
         let read = |value| -> std::result::Result<SettleReply, Malformed> {
             let [letters, dues, mode, claimed, problem] = parts(value)?;

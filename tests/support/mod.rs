@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
+pub mod load;
 pub mod servers;
 
 use std::sync::Arc;

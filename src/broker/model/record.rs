@@ -7,7 +7,9 @@ use jiff::Timestamp;
 
 use super::lane::{Body, History, LaneName, Message};
 use crate::broker::{ClaimedTask, Event, Lease};
-use crate::protocol::names::{DeadLetterId, Epoch, InvalidName, TaskId, TaskType, WorkerId};
+use crate::protocol::names::{
+    DeadLetterId, Epoch, IdempotencyKey, InvalidName, TaskId, TaskType, TenantId, TraceId, WorkerId,
+};
 use crate::protocol::state::{RetryReason, State};
 use crate::protocol::task::{Attempt, DeadLetter, Extras, Payload, TaskView};
 
@@ -65,6 +67,11 @@ impl Record {
         format!("{} {}", self.epoch, self.holder).into_bytes()
     }
 
+    /// Who runs it, while somebody does.
+    pub(super) fn worker(&self) -> Option<String> {
+        (self.state == State::Running).then(|| self.holder.clone())
+    }
+
     /// Whether a lease is the claim under way.
     pub(super) fn is_held_by(&self, lease: &Lease) -> bool {
         self.state == State::Running && self.token() == lease.token
@@ -85,9 +92,9 @@ impl Record {
             retry_count: self.retries,
             crash_count: self.crashes,
             release_count: self.releases,
-            idempotency_key: named(&self.key, crate::protocol::names::IdempotencyKey::new),
-            tenant_id: named(&self.tenant, crate::protocol::names::TenantId::new),
-            trace_id: named(&self.trace, crate::protocol::names::TraceId::new),
+            idempotency_key: named(&self.key, IdempotencyKey::new),
+            tenant_id: named(&self.tenant, TenantId::new),
+            trace_id: named(&self.trace, TraceId::new),
             extras: body.extras.clone(),
             created_at: time(self.created_ms),
             claimed_at: time(self.since_ms),
@@ -104,9 +111,9 @@ impl Record {
             at: time(at_ms),
             task_type: self.kind.clone(),
             retry_count: self.retries,
-            tenant_id: named(&self.tenant, crate::protocol::names::TenantId::new),
-            trace_id: named(&self.trace, crate::protocol::names::TraceId::new),
-            consumer: (self.state == State::Running).then(|| self.holder.clone()),
+            tenant_id: named(&self.tenant, TenantId::new),
+            trace_id: named(&self.trace, TraceId::new),
+            consumer: self.worker(),
             message_id: self.message.map(message_text),
             detail: known(detail),
         }
@@ -114,7 +121,6 @@ impl Record {
 
     /// What the record alone says of its task.
     fn view(&self, id: &TaskId, extras: &Extras) -> TaskView {
-        let runs = self.state == State::Running;
         TaskView {
             id: id.clone(),
             task_type: self.kind.clone(),
@@ -125,17 +131,17 @@ impl Record {
             crash_count: self.crashes,
             release_count: self.releases,
             epoch: Epoch(self.epoch),
-            idempotency_key: named(&self.key, crate::protocol::names::IdempotencyKey::new),
-            trace_id: named(&self.trace, crate::protocol::names::TraceId::new),
-            tenant_id: named(&self.tenant, crate::protocol::names::TenantId::new),
+            idempotency_key: named(&self.key, IdempotencyKey::new),
+            trace_id: named(&self.trace, TraceId::new),
+            tenant_id: named(&self.tenant, TenantId::new),
             max_retries: self.max_retries,
             extras: extras.clone(),
             created_at: time(self.created_ms),
             updated_at: time(self.since_ms),
-            started_at: runs.then(|| time(self.since_ms)),
+            started_at: (self.state == State::Running).then(|| time(self.since_ms)),
             finished_at: None,
             due_at: None,
-            worker: runs.then(|| WorkerId::new(self.holder.clone()).ok()).flatten(),
+            worker: self.worker().and_then(|worker| WorkerId::new(worker).ok()),
             retry_reason: (self.state == State::Retrying).then(|| RetryReason::from_word(&self.holder)).flatten(),
             result: None,
             error: None,
@@ -171,9 +177,9 @@ impl Record {
             retry_count: self.retries,
             crash_count: self.crashes,
             release_count: self.releases,
-            idempotency_key: named(&self.key, crate::protocol::names::IdempotencyKey::new),
-            tenant_id: named(&self.tenant, crate::protocol::names::TenantId::new),
-            trace_id: named(&self.trace, crate::protocol::names::TraceId::new),
+            idempotency_key: named(&self.key, IdempotencyKey::new),
+            tenant_id: named(&self.tenant, TenantId::new),
+            trace_id: named(&self.trace, TraceId::new),
             max_retries: self.max_retries,
             extras: body.extras.clone(),
             created_at: time(self.created_ms),

@@ -227,30 +227,39 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry, Malformed> {
     // Tokens are bytes, which the packed form does not tell from text.
     let moves: Vec<serde_bytes::ByteBuf> =
         rmp_serde::from_slice(packed).map_err(|error| Malformed(format!("an outbox entry: {error}")))?;
-    let events = moves.chunks_exact(6).map(|row| event(row, at)).collect::<Result<_, _>>()?;
+    let mut moves = moves.into_iter();
+    let mut events = Vec::new();
+    while let (Some(step), Some(id), Some(token)) = (moves.next(), moves.next(), moves.next()) {
+        let more = if step.len() > 2 { moves.next().zip(moves.next()) } else { None };
+        let (detail, worker) = more.unwrap_or_default();
+        events.push(event(&step, [id, detail, worker].map(lossy), &token, at)?);
+    }
     Ok(OutboxEntry { id: text(id)?, events })
 }
 
-fn event(row: &[serde_bytes::ByteBuf], at: Timestamp) -> Result<Event, Malformed> {
-    let word = |i: usize| String::from_utf8_lossy(&row[i]).into_owned();
-    let state = |word: &str| word.chars().next().and_then(State::from_letter);
-    let token = Token::decode(&row[3])?;
-    let to = state(&word(0)).ok_or_else(|| Malformed(format!("an event to state {:?}", word(0))))?;
-    let ran = matches!(token.state()?, State::Running);
+fn lossy(bytes: serde_bytes::ByteBuf) -> String {
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// One move: its step ('sR' is running to succeeded), and the task's record after it.
+fn event(step: &[u8], [id, detail, worker]: [String; 3], token: &[u8], at: Timestamp) -> Result<Event, Malformed> {
+    let state = |i: usize| step.get(i).and_then(|letter| State::from_letter(char::from(*letter)));
+    let token = Token::decode(token)?;
     let known = |text: String| (!text.is_empty()).then_some(text);
+    let runs = token.state()? == State::Running;
     Ok(Event {
-        task: task_id(word(1))?,
-        from: state(&word(2)),
-        to,
+        task: task_id(id)?,
+        from: state(1),
+        to: state(0).ok_or_else(|| Malformed(format!("an event's step {step:?}")))?,
         epoch: Epoch(token.epoch),
         at,
         task_type: token.task_type()?,
         retry_count: token.retries,
         tenant_id: token.tenant_id(),
         trace_id: token.trace_id(),
-        consumer: if ran { known(token.holder.clone()) } else { known(word(5)) },
+        consumer: known(if runs { token.holder.clone() } else { worker }),
         message_id: known(token.message.clone()),
-        detail: known(word(4)),
+        detail: known(detail),
     })
 }
 

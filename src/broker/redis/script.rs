@@ -35,19 +35,19 @@ macro_rules! scripts {
 
 scripts! {
     provision: [];
-    enqueue: ["head", "lanes", "create"];
-    claim: ["head", "lanes", "moves", "create", "intake", "due", "claiming"];
-    settle: ["head", "lanes", "moves", "create", "intake", "due", "claiming"];
+    enqueue: ["head", "token", "lanes", "create"];
+    claim: ["head", "token", "lanes", "moves", "create", "intake", "due", "claiming"];
+    settle: ["head", "token", "lanes", "moves", "create", "intake", "due", "claiming"];
     extend: ["head", "lanes"];
-    promote: ["head", "lanes", "moves", "create", "intake", "due"];
-    reclaim: ["head", "lanes", "moves", "create", "intake", "clock"];
-    evict: ["head", "lanes", "moves", "evict"];
-    register: ["head", "lanes", "moves", "evict"];
-    cancel: ["head", "lanes", "moves"];
-    record_dead_letter: ["head", "lanes", "moves"];
-    replay: ["head", "lanes", "create"];
+    promote: ["head", "token", "lanes", "moves", "create", "intake", "due"];
+    reclaim: ["head", "token", "lanes", "moves", "create", "intake", "clock"];
+    evict: ["head", "token", "lanes", "moves", "evict"];
+    register: ["head", "token", "lanes", "moves", "evict"];
+    cancel: ["head", "token", "lanes", "moves"];
+    record_dead_letter: ["head", "token", "lanes", "moves"];
+    replay: ["head", "token", "lanes", "create"];
     discard: ["head"];
-    sweep: ["head", "lanes", "moves", "clock", "evict"];
+    sweep: ["head", "token", "lanes", "moves", "clock", "evict"];
     dead_letters: ["head"];
     get: ["head", "lanes"];
     counts: ["head", "lanes"];

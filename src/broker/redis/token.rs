@@ -8,7 +8,7 @@ use crate::protocol::names::{Epoch, IdempotencyKey, TaskId, TaskType, TenantId, 
 use crate::protocol::state::State;
 use crate::protocol::task::{Extras, Payload};
 
-/// The fields of a token, in their order (see `lua/part/lanes.lua`).
+/// The fields of a token, in their order (see `lua/part/token.lua`).
 #[derive(Debug, Deserialize)]
 pub(super) struct Token {
     state: char,
@@ -18,15 +18,15 @@ pub(super) struct Token {
     pub(super) releases: u32,
     pub(super) created_ms: u64,
     pub(super) since_ms: u64,
+    pub(super) message: String,
     kind: String,
     pub(super) priority: u8,
-    pub(super) message: String,
-    /// The worker while it runs; else why it runs again or died.
-    pub(super) holder: String,
     key: String,
     tenant: String,
     trace: String,
     max_retries: i64,
+    /// The worker while it runs; else why it runs again or died.
+    pub(super) holder: String,
 }
 
 /// A name that may be absent, which is written as an empty one.
@@ -66,6 +66,11 @@ impl Token {
     pub(super) fn max_retries(&self) -> Option<u32> {
         u32::try_from(self.max_retries).ok()
     }
+}
+
+/// Values as scripts unpack them.
+pub(super) fn pack<T: serde::Serialize>(values: &T) -> Vec<u8> {
+    rmp_serde::to_vec(values).expect("invariant: plain values have a packed form")
 }
 
 /// Extras as they are stored: nothing when there are none.

@@ -25,15 +25,15 @@ if from == 'P' then
   return { 'invalid', from }
 end
 local meta = ''
-if t[10] ~= '' then
+if t[8] ~= '' then
   local lane = lane_of(t)
   local key = P .. 'lane:' .. lane
-  local entry = call('XRANGE', key, t[10], t[10])[1]
+  local entry = call('XRANGE', key, t[8], t[8])[1]
   meta = entry and entry[2][6] or ''
-  call('XACK', key, group, t[10])
-  call('XDEL', key, t[10])
+  call('XACK', key, group, t[8])
+  call('XDEL', key, t[8])
   if from ~= 'R' and not first_unread(key, last_read(key)) then
-    unready(lane, t[8])
+    unready(lane, t[9])
   end
 else
   local body = call('HGET', PARKED, id)
@@ -44,8 +44,8 @@ else
 end
 call('HDEL', LIVE, id)
 call('DEL', P .. 'x:' .. id)
-finish(id, t, token, 'c', 'cancelled', { 'error', reason, 'error_code', 'cancelled' }, meta)
-emit('c', id, from, token, reason)
+finish(id, t, token, 'c', 'cancelled', reason, 'cancelled', '', meta)
+emit('c' .. from, id, token, reason)
 count('cancelled', 1)
 flush_moves()
 return { 'done', from }

@@ -1,8 +1,8 @@
 -- Takes new tasks: all of them, or none.
 --
--- ARGV[3] number of tasks, then for each 11 values:
---   id, type, priority or '', due ('', '+ms from now' or '@ms'), idempotency key,
---   tenant, trace, own retry limit or -1, payload, meta, content hash or ''
+-- ARGV[3] number of tasks, then for each 6 values:
+--   id, type, priority or '', payload, meta, and '' or, packed,
+--   {due ('', '+ms from now' or '@ms'), idempotency key, tenant, trace, own retry limit or -1, content hash or ''}
 -- RETURNS {'ok', two letters a task, ids of tasks that were known} where the
 --   letters are + for made or = for known, and the state;
 --   or {'closed'}, {'outbox'}, {'hash'} (send content hashes),
@@ -20,71 +20,74 @@ if recording and call('XLEN', P .. 'events') >= tonumber(row[6]) then
   return { 'outbox' }
 end
 
-local n, ids, tasks, new_lanes = tonumber(ARGV[3]), {}, {}, {}
+local NOTHING = { '', '', '', '', -1, '' }
+local n, ids, priorities, options, dues, lanes_checked = tonumber(ARGV[3]), {}, {}, {}, {}, {}
 local lanes_room
 for i = 1, n do
-  local at = 4 + (i - 1) * 11
-  local task = { id = ARGV[at], kind = ARGV[at + 1], key = ARGV[at + 4], tenant = ARGV[at + 5], at = at }
-  local priority, due = ARGV[at + 2], ARGV[at + 3]
-  task.priority = priority == '' and default or tonumber(priority)
-  if task.priority < priority_min or task.priority > priority_max then
+  local at = i * 6 - 2
+  local kind, priority, special = ARGV[at + 1], ARGV[at + 2], ARGV[at + 5]
+  priority = priority == '' and default or tonumber(priority)
+  if priority < priority_min or priority > priority_max then
     return { 'invalid', i, 'priority', priority_min .. ' to ' .. priority_max }
   end
-  if #ARGV[at + 8] > payload_bytes then
+  if #ARGV[at + 3] > payload_bytes then
     return { 'invalid', i, 'payload', row[2] }
   end
+  local option = special == '' and NOTHING or unpack_token(special)
   if by_content then
-    task.key = ARGV[at + 10]
-    if task.key == '' then
+    if option[6] == '' then
       return { 'hash' }
     end
+    option[2] = option[6]
   end
-  if required and task.key == '' then
+  if required and option[2] == '' then
     return { 'invalid', i, 'key', '' }
   end
-  task.due = now
-  if due ~= '' then
-    task.due = tonumber(string.sub(due, 2)) + (string.sub(due, 1, 1) == '+' and now or 0)
-    if task.due > now + deadline then
+  if option[1] ~= '' then
+    local due = tonumber(sub(option[1], 2)) + (sub(option[1], 1, 1) == '+' and now or 0)
+    if due > now + deadline then
       return { 'invalid', i, 'due', head[7] }
     end
+    dues[i] = due
   end
-  local lane = task.kind .. ':' .. task.priority
-  if new_lanes[lane] == nil then
-    new_lanes[lane] = call('SISMEMBER', P .. 'lanes', lane) == 0
-    if new_lanes[lane] then
+  local lane = first_lane(kind, priority)
+  if not lanes_checked[lane] then
+    lanes_checked[lane] = true
+    if call('SISMEMBER', P .. 'lanes', lane) == 0 then
       lanes_room = (lanes_room or lanes_max - call('SCARD', P .. 'lanes')) - 1
       if lanes_room < 0 then
         return { 'invalid', i, 'lanes', row[5] }
       end
     end
   end
-  ids[i], tasks[i] = task.id, task
+  ids[i], priorities[i], options[i] = ARGV[at], priority, option
 end
 
 local live, done = call('HMGET', LIVE, unpack(ids)), call('HMGET', P .. 'done', unpack(ids))
 local letters, known, made = {}, {}, {}
-for i, task in ipairs(tasks) do
-  local first = (live[i] or done[i] or made[task.id]) and task.id
-  if not first and task.key ~= '' then
-    first = made[task.tenant .. '\0' .. task.key] or holder_of(task.tenant, task.key)
+for i = 1, n do
+  local id, option = ids[i], options[i]
+  local key, tenant = option[2], option[3]
+  local first = (live[i] or done[i] or made[id]) and id
+  if not first and key ~= '' then
+    first = made[tenant .. '\0' .. key] or holder_of(tenant, key)
   end
   if first then
     local state = made[first]
     if not state then
       local token = call('HGET', LIVE, first)
-      state = token and cmsgpack.unpack(token)[1] or string.sub(call('HGET', P .. 'done', first), 1, 1)
+      state = token and unpack_token(token)[1] or sub(call('HGET', P .. 'done', first), 1, 1)
     end
     letters[i] = '=' .. state
     known[#known + 1] = first
   else
-    local at = task.at
-    local state = create(task.id, task.kind, task.priority, task.due, task.key, task.tenant, ARGV[at + 6],
-      tonumber(ARGV[at + 7]), ARGV[at + 8], ARGV[at + 9])
-    letters[i] = '+' .. state
-    made[task.id] = state
-    if task.key ~= '' then
-      made[task.tenant .. '\0' .. task.key] = task.id
+    local at = i * 6 - 2
+    local state = create(id, ARGV[at + 1], priorities[i], dues[i] or now, key, tenant, option[4], option[5],
+      ARGV[at + 3], ARGV[at + 4])
+    letters[i] = state == 'Q' and '+Q' or '+S'
+    made[id] = state
+    if key ~= '' then
+      made[tenant .. '\0' .. key] = id
     end
   end
 end

@@ -18,7 +18,7 @@ for i = 1, n do
     local t = cmsgpack.unpack(tokens[i])
     local key = P .. 'lane:' .. lane_of(t)
     renew[key] = renew[key] or {}
-    table.insert(renew[key], t[10])
+    table.insert(renew[key], t[8])
     answers[i] = 'R'
   else
     local finished = not tokens[i] and call('HGET', P .. 'done', ids[i])

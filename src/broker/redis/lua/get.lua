@@ -15,10 +15,10 @@ end
 if token then
   local t = cmsgpack.unpack(token)
   local payload, meta, due = '', '', ''
-  if t[10] ~= '' then
-    local entry = call('XRANGE', P .. 'lane:' .. lane_of(t), t[10], t[10])[1]
+  if t[8] ~= '' then
+    local entry = call('XRANGE', P .. 'lane:' .. lane_of(t), t[8], t[8])[1]
     if entry then
-      payload, meta = entry[2][4], entry[2][6]
+      payload, meta = entry[2][4], entry[2][6] or ''
     end
   else
     local body = call('HGET', PARKED, id)

@@ -56,7 +56,7 @@ local function take_back(key, entries)
       local id = entry[2][2]
       local token = call('HGET', LIVE, id)
       local t = token and cmsgpack.unpack(token)
-      if not t or t[1] ~= 'R' or t[10] ~= entry[1] then
+      if not t or t[1] ~= 'R' or t[8] ~= entry[1] then
         call('XACK', key, group, entry[1])
         call('XDEL', key, entry[1])
       elseif lose(id, t, key, entry, 'visibility_timeout', true) == 'P' then

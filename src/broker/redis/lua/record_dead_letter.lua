@@ -34,13 +34,13 @@ local body = call('HGET', PARKED, id)
 body = body and cmsgpack.unpack(body) or { 'null', '' }
 local dlq_id = id .. '#' .. t[2]
 local err, code = extra.error or '', extra.code or ''
-local message = call('XADD', KEYS[4], '*', 'task_id', id, 'tool_name', t[8], 'payload', body[1], 'error', err,
+local message = call('XADD', KEYS[4], '*', 'task_id', id, 'tool_name', t[9], 'payload', body[1], 'error', err,
   'error_code', code, 'retry_count', t[3], 'failed_at', t[7], 'dlq_id', dlq_id, 'token', token, 'meta', body[2],
   'history', cmsgpack.pack(history))
 call('HSET', P .. 'dead', id, message)
-emit('D', id, 'P', token, dlq_id)
-finish(id, t, token, 'f', 'failed', { 'error', err, 'error_code', code, 'dlq_id', dlq_id }, body[2])
-emit('f', id, 'D', token, code)
+emit('DP', id, token, dlq_id)
+finish(id, t, token, 'f', 'failed', err, code, dlq_id, body[2])
+emit('fD', id, token, code)
 call('HDEL', LIVE, id)
 call('HDEL', PARKED, id)
 call('DEL', P .. 'x:' .. id)

@@ -24,15 +24,15 @@ local t = cmsgpack.unpack(f.token)
 if t[2] ~= tonumber(ARGV[4]) then
   return { 'unknown' }
 end
-local key = t[12]
+local key = t[11]
 if key ~= '' then
-  local holder = holder_of(t[13], key)
+  local holder = holder_of(t[12], key)
   if holder and holder ~= id then
     return { 'taken', holder }
   end
 end
 if call('HEXISTS', LIVE, new_id) == 0 and call('HEXISTS', P .. 'done', new_id) == 0 then
-  create(new_id, t[8], t[9], now, key, t[13], t[14], t[15], ARGV[6] ~= '' and ARGV[6] or f.payload, ARGV[7])
+  create(new_id, t[9], t[10], now, key, t[12], t[13], t[14], ARGV[6] ~= '' and ARGV[6] or f.payload, ARGV[7])
   flush_created()
   announce()
 end

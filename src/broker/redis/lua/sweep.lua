@@ -22,36 +22,36 @@ end
 local function check_lane(id, t)
   local lane = lane_of(t)
   local key = P .. 'lane:' .. lane
-  local entry = call('XRANGE', key, t[10], t[10])[1]
+  local entry = call('XRANGE', key, t[8], t[8])[1]
   if not entry then
     wrong(id, 'its entry is gone from lane ' .. lane)
-    redis.pcall('XACK', key, group, t[10])
+    redis.pcall('XACK', key, group, t[8])
     die(id, t, 'null', '', 'repaired', 'entry_missing', 'its entry was deleted from lane ' .. lane)
     return
   end
-  local pending = redis.pcall('XPENDING', key, group, t[10], t[10], 1)
+  local pending = redis.pcall('XPENDING', key, group, t[8], t[8], 1)
   if pending.err then
     -- The next claim makes the group again.
     pending = {}
   end
   local owner = pending[1] and pending[1][2]
   if t[1] == 'R' then
-    if owner ~= t[11] then
-      wrong(id, 'it runs on ' .. t[11] .. ' and is pending for ' .. (owner or 'nobody'))
+    if owner ~= t[15] then
+      wrong(id, 'it runs on ' .. t[15] .. ' and is pending for ' .. (owner or 'nobody'))
       lose(id, t, key, entry, 'repaired', false)
     end
     return
   end
   read_up_to[key] = read_up_to[key] or last_read(key)
-  if earlier(t[10], read_up_to[key]) then
+  if earlier(t[8], read_up_to[key]) then
     wrong(id, 'it waits in lane ' .. lane .. ' behind where that was read')
-    call('XACK', key, group, t[10])
-    call('XDEL', key, t[10])
-    t[10] = push(id, t, entry[2][4], entry[2][6])
+    call('XACK', key, group, t[8])
+    call('XDEL', key, t[8])
+    t[8] = push(lane, t[9], t[10], id, entry[2][4], entry[2][6] or '')
     call('HSET', LIVE, id, cmsgpack.pack(t))
   elseif not call('ZSCORE', READY, lane) then
     wrong(id, 'its lane ' .. lane .. ' was not among the ready ones')
-    touched[lane] = t
+    touched[lane] = { t[9], t[10] }
   end
 end
 
@@ -70,7 +70,7 @@ end
 
 for i = 1, #page[2], 2 do
   local id, t = page[2][i], cmsgpack.unpack(page[2][i + 1])
-  if t[10] ~= '' and t[1] ~= 'P' then
+  if t[8] ~= '' and t[1] ~= 'P' then
     check_lane(id, t)
   elseif t[1] == 'S' then
     check_parked(id, t, 'delayed', now)

@@ -17,9 +17,9 @@ end
 
 -- What `task.reclaimed` says besides who claimed it.
 local function reclaimed_detail(id, t)
-  local reason = t[11]
+  local reason = t[15]
   if reason == 'failure' or reason == 'released' or reason == 'rate_limited' then
-    return ''
+    return nil
   end
   local row = call('HMGET', P .. 'x:' .. id, 'from', 'message')
   return cjson.encode({ reason = reason, from = row[1] or '', message = row[2] or '' })
@@ -28,33 +28,39 @@ end
 -- Takes what was read from one lane; returns how many tasks the worker got.
 local function take(key, entries, worker, out)
   local ids, taken, sets, drop = {}, 0, {}, {}
-  for i, entry in ipairs(entries) do
-    ids[i] = entry[2][2]
+  for i = 1, #entries do
+    ids[i] = entries[i][2][2]
   end
   local tokens = call('HMGET', LIVE, unpack(ids))
-  for i, entry in ipairs(entries) do
-    local id, message, fields = ids[i], entry[1], entry[2]
-    local t = tokens[i] and cmsgpack.unpack(tokens[i])
-    if not t or t[10] ~= message then
-      drop[#drop + 1] = message
-    elseif t[1] == 'R' then
-      -- The group was made again under a worker that still holds the lease.
-      call('XCLAIM', key, group, t[11], 0, message, 'JUSTID')
-    elseif now > t[6] + deadline then
-      drop[#drop + 1] = message
-      die(id, t, fields[4], fields[6], 'permanent', 'deadline_exceeded', 'was not done within its deadline')
-    else
-      local from, detail = t[1], ''
-      if from == 'T' then
-        detail = reclaimed_detail(id, t)
+  local packed_worker, oldest, n = packed(worker), now - deadline, #out
+  for i = 1, #entries do
+    local id, message, fields, old = ids[i], entries[i][1], entries[i][2], tokens[i]
+    local token, step, detail = old and first_lease(old, message, packed_worker, oldest), 'RQ', nil
+    if not token then
+      local t = old and unpack_token(old)
+      if not t or t[8] ~= message then
+        drop[#drop + 1] = message
+      elseif t[1] == 'R' then
+        -- The group was made again under a worker that still holds the lease.
+        call('XCLAIM', key, group, t[15], 0, message, 'JUSTID')
+      elseif t[6] < oldest then
+        drop[#drop + 1] = message
+        die(id, t, fields[4], fields[6] or '', 'permanent', 'deadline_exceeded', 'was not done within its deadline')
+      else
+        step = 'R' .. t[1]
+        if t[1] == 'T' then
+          detail = reclaimed_detail(id, t)
+        end
+        t[1], t[2], t[7], t[15] = 'R', t[2] + 1, now, worker
+        token = pack(t)
       end
-      t[1], t[2], t[7], t[11] = 'R', t[2] + 1, now, worker
-      local token = cmsgpack.pack(t)
-      sets[#sets + 1], sets[#sets + 2] = id, token
-      local n = #out
-      out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, fields[4], fields[6], token
-      emit('R', id, from, token, detail)
-      taken = taken + 1
+    end
+    if token then
+      local at = taken * 2
+      sets[at + 1], sets[at + 2] = id, token
+      out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, fields[4], fields[6] or '', token
+      n, taken = n + 4, taken + 1
+      emit(step, id, token, detail)
       if injected then
         call('XCLAIM', key, group, worker, 0, message, 'TIME', now, 'JUSTID')
       end
@@ -84,9 +90,9 @@ local function hand_back(worker, held, out)
         if id and not held[id] then
           local token = call('HGET', LIVE, id)
           local t = token and cmsgpack.unpack(token)
-          if t and t[1] == 'R' and t[10] == row[1] and t[11] == worker then
+          if t and t[1] == 'R' and t[8] == row[1] and t[15] == worker then
             local n = #out
-            out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, entry[2][4], entry[2][6], token
+            out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, entry[2][4], entry[2][6] or '', token
             taken = taken + 1
           end
         end

@@ -1,31 +1,47 @@
 -- New tasks, collected and written together.
 local new_live, new_idem, new_parked, new_delayed = {}, {}, {}, {}
+local live_n, plain_traits = 0, {}
 
-local function create(id, kind, priority, due, key, tenant, trace, max_retries, payload, meta)
-  local t = { 'Q', 0, 0, 0, 0, now, now, kind, priority, '', '', key, tenant, trace, max_retries }
+-- Fields 9 to 14 of a task; those of tasks with nothing special are made once.
+local function traits_of(lane, kind, priority, key, tenant, trace, limit)
+  if key ~= '' or tenant ~= '' or trace ~= '' or limit ~= -1 then
+    return packed_traits(kind, priority, key, tenant, trace, limit)
+  end
+  local traits = plain_traits[lane]
+  if not traits then
+    traits = packed_traits(kind, priority, '', '', '', -1)
+    plain_traits[lane] = traits
+  end
+  return traits
+end
+
+-- Makes a task in its lane, or parked until it is due; returns its state's letter.
+local function create(id, kind, priority, due, key, tenant, trace, limit, payload, meta)
+  local lane = first_lane(kind, priority)
+  local traits = traits_of(lane, kind, priority, key, tenant, trace, limit)
+  local letter, step, message = 'Q', 'Q-', ''
   if due > now then
-    t[1] = 'S'
+    letter, step = 'S', 'S-'
     new_parked[#new_parked + 1] = id
-    new_parked[#new_parked + 1] = cmsgpack.pack({ payload, meta })
+    new_parked[#new_parked + 1] = pack({ payload, meta })
     new_delayed[#new_delayed + 1] = due
     new_delayed[#new_delayed + 1] = id
   else
-    t[10] = push(id, t, payload, meta)
+    message = push(lane, kind, priority, id, payload, meta)
   end
-  local token = cmsgpack.pack(t)
-  new_live[#new_live + 1] = id
-  new_live[#new_live + 1] = token
+  local token = new_token(letter, message, traits)
+  new_live[live_n + 1], new_live[live_n + 2] = id, token
+  live_n = live_n + 2
   if key ~= '' then
     new_idem[#new_idem + 1] = tenant .. '\0' .. key
     new_idem[#new_idem + 1] = id
   end
-  emit(t[1], id, '', token, '')
-  return t[1]
+  emit(step, id, token)
+  return letter
 end
 
 local function flush_created()
-  local n = #new_live / 2
-  if n == 0 then
+  if live_n == 0 then
     return
   end
   if #new_delayed > 0 then
@@ -40,8 +56,8 @@ local function flush_created()
   if #new_idem > 0 then
     call('HSET', P .. 'idem', unpack(new_idem))
   end
-  count('created', n)
-  new_live, new_idem, new_parked, new_delayed = {}, {}, {}, {}
+  count('created', live_n / 2)
+  new_live, new_idem, new_parked, new_delayed, live_n = {}, {}, {}, {}, 0
 end
 
 -- The task that a key stands for, if that task is still known.

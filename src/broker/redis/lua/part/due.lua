@@ -16,11 +16,11 @@ local function promote_due(name, limit)
         t[1] = 'Q'
       end
       t[7] = now
-      t[10] = push(id, t, body[1], body[2])
+      t[8] = push(lane_of(t), t[9], t[10], id, body[1], body[2])
       local token = cmsgpack.pack(t)
       sets[#sets + 1], sets[#sets + 2] = id, token
       if from == 'S' then
-        emit('Q', id, from, token, '')
+        emit('QS', id, token)
       end
     end
   end

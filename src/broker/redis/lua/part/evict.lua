@@ -14,7 +14,7 @@ local function evict(worker, reason, crash, limit)
         local id = entry and entry[2][2]
         local token = id and call('HGET', LIVE, id)
         local t = token and cmsgpack.unpack(token)
-        if t and t[1] == 'R' and t[10] == row[1] and t[11] == worker then
+        if t and t[1] == 'R' and t[8] == row[1] and t[15] == worker then
           if lose(id, t, key, entry, reason, crash) == 'P' then
             dead[#dead + 1] = id
           else

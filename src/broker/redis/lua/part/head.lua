@@ -19,6 +19,7 @@ if not injected then
   local time = call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
+local now_text = string.format('%.0f', now)
 local head = call('HMGET', KEYS[1], 'version', 'mode', 'events', 'order', 'priority_min', 'priority_max', 'deadline')
 local version, mode = head[1], head[2]
 if math.abs(tonumber(version) - 1) > 1 then
@@ -35,17 +36,22 @@ end
 
 -- Moves of this script, written to the outbox as one entry.
 local moves, moves_n = {}, 0
--- `worker` is who gave the task up; who has it is in the token.
-local function emit(to, id, from, token, detail, worker)
+-- `step` is the letters of the states after and before ('-' for none). Where
+-- there is more to say, a + follows them, and detail and who gave the task up
+-- follow the token; who has it is in the token.
+local function emit(step, id, token, detail, worker)
   if recording then
-    moves[moves_n + 1], moves[moves_n + 2], moves[moves_n + 3] = to, id, from
-    moves[moves_n + 4], moves[moves_n + 5], moves[moves_n + 6] = token, detail, worker or ''
-    moves_n = moves_n + 6
+    if detail then
+      moves[moves_n + 4], moves[moves_n + 5] = detail, worker or ''
+      step = step .. '+'
+    end
+    moves[moves_n + 1], moves[moves_n + 2], moves[moves_n + 3] = step, id, token
+    moves_n = moves_n + (detail and 5 or 3)
   end
 end
 local function flush_moves()
   if moves_n > 0 then
-    call('XADD', P .. 'events', '*', 'at', now, 'moves', cmsgpack.pack(moves))
+    call('XADD', P .. 'events', '*', 'at', now_text, 'moves', cmsgpack.pack(moves))
     moves, moves_n = {}, 0
   end
 end

@@ -1,145 +1,147 @@
 -- Raw intake: entries of producers that know nothing of Windlass become tasks.
 
-local function is_utf8(s)
-  if not string.find(s, '[\128-\255]') then
-    return true
-  end
-  local tail = '[\128-\191]'
-  for _, sequence in ipairs({
-    '[\194-\223]' .. tail, '\224[\160-\191]' .. tail, '[\225-\236\238\239]' .. tail .. tail, '\237[\128-\159]' .. tail,
-    '\240[\144-\191]' .. tail .. tail, '[\241-\243]' .. tail .. tail .. tail, '\244[\128-\143]' .. tail .. tail,
-  }) do
-    -- A space in its place, so that what stood on both sides does not join up.
-    s = string.gsub(s, sequence, ' ')
-  end
-  return not string.find(s, '[\128-\255]')
-end
-
-local function one_of(f, ...)
-  for _, name in ipairs({ ... }) do
-    if f[name] and f[name] ~= '' then
-      return f[name]
+-- The helpers are made when they are needed: most calls meet no raw entry.
+local function file_all(entries)
+  local function is_utf8(s)
+    if not string.find(s, '[\128-\255]') then
+      return true
     end
-  end
-  return nil
-end
-
-local function is_text(s, longest)
-  return #s <= longest and is_utf8(s) and not string.find(s, '[%z\1-\31\127]')
-end
-
--- Everything that was in an entry that could not be read, as JSON.
-local function as_json(f)
-  local out = {}
-  for name, value in pairs(f) do
-    local function plain(s)
-      return is_utf8(s) and s or string.gsub(s, '[\128-\255]', function(c)
-        return string.format('\\x%02x', string.byte(c))
-      end)
+    local tail = '[\128-\191]'
+    for _, sequence in ipairs({
+      '[\194-\223]' .. tail, '\224[\160-\191]' .. tail, '[\225-\236\238\239]' .. tail .. tail, '\237[\128-\159]' .. tail,
+      '\240[\144-\191]' .. tail .. tail, '[\241-\243]' .. tail .. tail .. tail, '\244[\128-\143]' .. tail .. tail,
+    }) do
+      -- A space in its place, so that what stood on both sides does not join up.
+      s = string.gsub(s, sequence, ' ')
     end
-    out[plain(name)] = (plain(value))
+    return not string.find(s, '[\128-\255]')
   end
-  return cjson.encode({ fields = out })
-end
 
--- Dead on arrival: it has an id, a result and a dead letter like any other.
-local function refuse(id, kind, priority, payload, code, err)
-  local t = { 'Q', 0, 0, 0, 0, now, now, kind, priority, '', '', '', '', '', -1 }
-  emit('Q', id, '', cmsgpack.pack(t), '')
-  die(id, t, payload, '', 'permanent', code, err)
-  count('created', 1)
-end
-
-local function file(message, list, rules)
-  local f = {}
-  for i = 1, #list, 2 do
-    f[list[i]] = list[i + 1]
-  end
-  local id = one_of(f, 'task_id', 'taskId', 'id', 'job_id', 'jobId')
-  local kind = one_of(f, 'tool_name', 'toolName', 'type', 'task_type', 'taskType', 'job_type', 'kind') or 'default'
-  local payload = f.payload or f.payload_json
-  local problem
-  if not id or #id > 128 or string.find(id, '[^\33-\126]') then
-    problem, id = 'task_id is missing or is not 1 to 128 printable characters', 'raw-' .. message
-  end
-  if call('HEXISTS', LIVE, id) == 1 or call('HEXISTS', P .. 'done', id) == 1 then
-    return
-  end
-  if #kind > 100 or not string.find(kind, '^%w[%w%._/:%-]*$') then
-    problem, kind = problem or 'tool_name may hold letters, digits and . _ / : - only', 'default'
-  end
-  local priority = tonumber(one_of(f, 'priority') or rules.default)
-  if not priority or priority ~= math.floor(priority) or priority < priority_min or priority > priority_max then
-    problem = problem or 'priority must be a whole number from ' .. priority_min .. ' to ' .. priority_max
-    priority = rules.default
-  end
-  if not problem and not payload then
-    problem = 'payload is missing'
-  end
-  if not problem and not is_utf8(payload) then
-    problem = 'payload is not UTF-8'
-  end
-  if not problem and #payload > rules.payload then
-    problem = 'payload has ' .. #payload .. ' bytes, more than ' .. rules.payload
-  end
-  if not problem then
-    local ok, value = pcall(cjson.decode, payload)
-    -- Encoding again finds NaN and infinity, which decoding lets pass.
-    if not ok or not pcall(cjson.encode, value) then
-      problem = 'payload is not JSON'
-    end
-  end
-  local key = one_of(f, 'idempotency_key', 'idempotencyKey') or ''
-  local tenant = one_of(f, 'tenant_id', 'tenantId') or ''
-  local trace = one_of(f, 'trace_id', 'traceId', 'traceparent') or ''
-  if not problem and not (is_text(key, 512) and is_text(tenant, 128) and is_text(trace, 128)) then
-    problem = 'idempotency_key, tenant_id or trace_id is too long or not plain text'
-  end
-  local max_retries = tonumber(one_of(f, 'max_retries', 'maxRetries') or -1)
-  local delay = tonumber(one_of(f, 'delay_ms', 'delayMs') or 0)
-  if not problem and not (max_retries and max_retries >= -1 and max_retries <= 1000 and delay and delay >= 0 and delay <= deadline) then
-    problem = 'max_retries or delay_ms is not a number, or not in range'
-  end
-  if not problem and rules.source == 'ContentHash' then
-    key = redis.sha1hex(kind .. '\n' .. payload)
-  end
-  if not problem and key == '' and rules.requirement == 'Required' then
-    problem = 'idempotency_key is missing, and this queue requires one'
-  end
-  local lane = kind .. ':' .. priority
-  if not problem and call('SISMEMBER', P .. 'lanes', lane) == 0 and call('SCARD', P .. 'lanes') >= rules.lanes then
-    problem = 'the queue has as many lanes (types times priorities) as it may have'
-  end
-  if problem then
-    refuse(id, kind, priority, (payload and is_utf8(payload) and payload ~= '') and cjson.encode(payload) or as_json(f), 'invalid_input', problem)
-    return
-  end
-  if key ~= '' then
-    local first = holder_of(tenant, key)
-    if first then
-      local finished = call('HGET', P .. 'done', first)
-      call('HSET', P .. 'alias', id, first)
-      if finished then
-        local entry = call('XRANGE', KEYS[3], string.sub(finished, 2), string.sub(finished, 2))[1]
-        if entry then
-          entry[2][2] = id
-          call('XADD', KEYS[3], '*', 'duplicate_of', first, unpack(entry[2]))
-        end
-      else
-        local known = call('HGET', P .. 'aliases', first)
-        known = known and cmsgpack.unpack(known) or {}
-        known[#known + 1] = id
-        call('HSET', P .. 'aliases', first, cmsgpack.pack(known))
+  local function one_of(f, ...)
+    for _, name in ipairs({ ... }) do
+      if f[name] and f[name] ~= '' then
+        return f[name]
       end
-      count('duplicates', 1)
+    end
+    return nil
+  end
+
+  local function is_text(s, longest)
+    return #s <= longest and is_utf8(s) and not string.find(s, '[%z\1-\31\127]')
+  end
+
+  -- Everything that was in an entry that could not be read, as JSON.
+  local function as_json(f)
+    local out = {}
+    for name, value in pairs(f) do
+      local function plain(s)
+        return is_utf8(s) and s or string.gsub(s, '[\128-\255]', function(c)
+          return string.format('\\x%02x', string.byte(c))
+        end)
+      end
+      out[plain(name)] = (plain(value))
+    end
+    return cjson.encode({ fields = out })
+  end
+
+  -- Dead on arrival: it has an id, a result and a dead letter like any other.
+  local function refuse(id, kind, priority, payload, code, err)
+    local token = new_token('Q', '', packed_traits(kind, priority, '', '', '', -1))
+    local t = unpack_token(token)
+    emit('Q-', id, token)
+    die(id, t, payload, '', 'permanent', code, err)
+    count('created', 1)
+  end
+
+  local function file(message, list, rules)
+    local f = {}
+    for i = 1, #list, 2 do
+      f[list[i]] = list[i + 1]
+    end
+    local id = one_of(f, 'task_id', 'taskId', 'id', 'job_id', 'jobId')
+    local kind = one_of(f, 'tool_name', 'toolName', 'type', 'task_type', 'taskType', 'job_type', 'kind') or 'default'
+    local payload = f.payload or f.payload_json
+    local problem
+    if not id or #id > 128 or string.find(id, '[^\33-\126]') then
+      problem, id = 'task_id is missing or is not 1 to 128 printable characters', 'raw-' .. message
+    end
+    if call('HEXISTS', LIVE, id) == 1 or call('HEXISTS', P .. 'done', id) == 1 then
       return
     end
+    if #kind > 100 or not string.find(kind, '^%w[%w%._/:%-]*$') then
+      problem, kind = problem or 'tool_name may hold letters, digits and . _ / : - only', 'default'
+    end
+    local priority = tonumber(one_of(f, 'priority') or rules.default)
+    if not priority or priority ~= math.floor(priority) or priority < priority_min or priority > priority_max then
+      problem = problem or 'priority must be a whole number from ' .. priority_min .. ' to ' .. priority_max
+      priority = rules.default
+    end
+    if not problem and not payload then
+      problem = 'payload is missing'
+    end
+    if not problem and not is_utf8(payload) then
+      problem = 'payload is not UTF-8'
+    end
+    if not problem and #payload > rules.payload then
+      problem = 'payload has ' .. #payload .. ' bytes, more than ' .. rules.payload
+    end
+    if not problem then
+      local ok, value = pcall(cjson.decode, payload)
+      -- Encoding again finds NaN and infinity, which decoding lets pass.
+      if not ok or not pcall(cjson.encode, value) then
+        problem = 'payload is not JSON'
+      end
+    end
+    local key = one_of(f, 'idempotency_key', 'idempotencyKey') or ''
+    local tenant = one_of(f, 'tenant_id', 'tenantId') or ''
+    local trace = one_of(f, 'trace_id', 'traceId', 'traceparent') or ''
+    if not problem and not (is_text(key, 512) and is_text(tenant, 128) and is_text(trace, 128)) then
+      problem = 'idempotency_key, tenant_id or trace_id is too long or not plain text'
+    end
+    local max_retries = tonumber(one_of(f, 'max_retries', 'maxRetries') or -1)
+    local delay = tonumber(one_of(f, 'delay_ms', 'delayMs') or 0)
+    if not problem and not (max_retries and max_retries >= -1 and max_retries <= 1000 and delay and delay >= 0 and delay <= deadline) then
+      problem = 'max_retries or delay_ms is not a number, or not in range'
+    end
+    if not problem and rules.source == 'ContentHash' then
+      key = redis.sha1hex(kind .. '\n' .. payload)
+    end
+    if not problem and key == '' and rules.requirement == 'Required' then
+      problem = 'idempotency_key is missing, and this queue requires one'
+    end
+    local lane = kind .. ':' .. priority
+    if not problem and call('SISMEMBER', P .. 'lanes', lane) == 0 and call('SCARD', P .. 'lanes') >= rules.lanes then
+      problem = 'the queue has as many lanes (types times priorities) as it may have'
+    end
+    if problem then
+      refuse(id, kind, priority, (payload and is_utf8(payload) and payload ~= '') and cjson.encode(payload) or as_json(f), 'invalid_input', problem)
+      return
+    end
+    if key ~= '' then
+      local first = holder_of(tenant, key)
+      if first then
+        local finished = call('HGET', P .. 'done', first)
+        call('HSET', P .. 'alias', id, first)
+        if finished then
+          local entry = call('XRANGE', KEYS[3], string.sub(finished, 2), string.sub(finished, 2))[1]
+          if entry then
+            entry[2][2] = id
+            call('XADD', KEYS[3], '*', 'duplicate_of', first, unpack(entry[2]))
+          end
+        else
+          local known = call('HGET', P .. 'aliases', first)
+          known = known and cmsgpack.unpack(known) or {}
+          known[#known + 1] = id
+          call('HSET', P .. 'aliases', first, cmsgpack.pack(known))
+        end
+        count('duplicates', 1)
+        return
+      end
+    end
+    create(id, kind, priority, now + math.floor(delay), key, tenant, trace, math.floor(max_retries), payload, '')
+    flush_created()
   end
-  create(id, kind, priority, now + math.floor(delay), key, tenant, trace, math.floor(max_retries), payload, '')
-  flush_created()
-end
 
-local function file_all(entries)
   local row = call('HMGET', KEYS[1], 'priority_default', 'payload_bytes', 'idempotency_source',
     'idempotency_requirement', 'lanes')
   local rules = {

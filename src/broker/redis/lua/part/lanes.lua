@@ -1,24 +1,36 @@
 -- Lanes: one stream for each type and priority, and one more (marked +) for
 -- what has run before, which goes first within its priority.
 --
--- A token is a task's packed record, an array:
---   1 state letter  2 epoch  3 retries  4 crashes  5 releases  6 created ms
---   7 in this state (or ready) since ms  8 type  9 priority
---   10 message id in its lane, or ''  11 worker; or why it runs again or died
---   12 idempotency key  13 tenant  14 trace  15 own retry limit, or -1
---
 -- `ready` orders the lanes that hold work that nobody has read; `ready:<class>`
 -- is the part of it that a class of workers can do.
 local READY = P .. 'ready'
 local RAN_BEFORE = 4398046511104 -- 2^42, above any time in ms
 local touched, rings, routes = {}, {}, {}
 
+-- The lane of tasks that have not run yet. Names are kept: making one out of
+-- a number is slow.
+local lane_names = {}
+local function first_lane(kind, priority)
+  local names = lane_names[kind]
+  if not names then
+    names = {}
+    lane_names[kind] = names
+  end
+  local name = names[priority]
+  if not name then
+    name = kind .. ':' .. priority
+    names[priority] = name
+  end
+  return name
+end
+
 local function lane_of(t)
   local claims = t[2]
   if t[1] == 'R' then
     claims = claims - 1
   end
-  return t[8] .. ':' .. t[9] .. (claims > 0 and '+' or '')
+  local lane = first_lane(t[9], t[10])
+  return claims > 0 and lane .. '+' or lane
 end
 
 local function parse_lane(lane)
@@ -48,27 +60,33 @@ local function classes_of(kind)
   return classes
 end
 
--- Appends a task to its lane and returns the message id.
-local function push(id, t, payload, meta)
-  local lane = lane_of(t)
-  local key = P .. 'lane:' .. lane
+-- Appends a task to its lane and returns the message id. An entry holds the
+-- id, the payload and, where there is any, what the task carries along (meta).
+local lane_keys = {}
+local function push(lane, kind, priority, id, payload, meta)
+  local key = lane_keys[lane]
   if not touched[lane] then
-    touched[lane] = t
+    touched[lane] = { kind, priority }
+    key = P .. 'lane:' .. lane
+    lane_keys[lane] = key
     if call('SADD', P .. 'lanes', lane) == 1 then
       redis.pcall('XGROUP', 'CREATE', key, group, '0', 'MKSTREAM')
     end
+  end
+  if meta == '' then
+    return call('XADD', key, '*', 'task_id', id, 'payload', payload)
   end
   return call('XADD', key, '*', 'task_id', id, 'payload', payload, 'meta', meta)
 end
 
 -- Puts every lane that was pushed to into the indexes.
 local function announce()
-  for lane, t in pairs(touched) do
-    local value = score(t[9], string.sub(lane, -1) == '+', now)
+  for lane, traits in pairs(touched) do
+    local value = score(traits[2], string.sub(lane, -1) == '+', now)
     if call('ZADD', READY, 'NX', value, lane) == 1 then
       rings.all = true
     end
-    for _, class in ipairs(classes_of(t[8])) do
+    for _, class in ipairs(classes_of(traits[1])) do
       if call('ZADD', READY .. ':' .. class, 'NX', value, lane) == 1 then
         rings[class] = true
       end

@@ -1,6 +1,4 @@
 -- Moves that several operations make, each from a token that was checked.
-local pack, unpack_token = cmsgpack.pack, cmsgpack.unpack
-
 local function idem_field(tenant, key)
   return tenant .. '\0' .. key
 end
@@ -10,10 +8,10 @@ end
 local function remember(id, t, outcome, code, err)
   local x = P .. 'x:' .. id
   local runs = t[1] == 'R'
-  local attempt = { t[2], now, outcome, code, string.sub(err, 1, 256), runs and t[11] or '' }
+  local attempt = { t[2], now, outcome, code, string.sub(err, 1, 256), runs and t[15] or '' }
   call('HSET', x, 'error', err, 'code', code, 'h' .. t[2] .. (runs and '' or 'q'), pack(attempt))
   if runs then
-    call('HSET', x, 'worker', t[11])
+    call('HSET', x, 'worker', t[15])
   end
   if t[2] > 20 then
     call('HDEL', x, 'h' .. (t[2] - 20))
@@ -22,26 +20,26 @@ end
 
 -- To dlq_pending. The caller has taken the task out of where it was.
 local function die(id, t, payload, meta, outcome, code, err)
-  local from, worker = t[1], t[1] == 'R' and t[11] or ''
+  local from, worker = t[1], t[1] == 'R' and t[15] or ''
   remember(id, t, outcome, code, err)
-  t[1], t[7], t[10], t[11] = 'P', now, '', outcome
+  t[1], t[7], t[8], t[15] = 'P', now, '', outcome
   local token = pack(t)
   call('HSET', PARKED, id, pack({ payload, meta }))
   call('ZADD', P .. 'dlq_pending', now, id)
   call('HSET', LIVE, id, token)
-  emit('P', id, from, token, code, worker)
+  emit('P' .. from, id, token, code, worker)
   count('dead', 1)
   tell_leader()
 end
 
 -- To retrying. The caller has taken the task out of where it was and counted why.
 local function run_again(id, t, payload, meta, reason, due)
-  local from, worker = t[1], t[1] == 'R' and t[11] or ''
-  t[1], t[7], t[11] = 'T', now, reason
+  local from, worker = t[1], t[1] == 'R' and t[15] or ''
+  t[1], t[7], t[15] = 'T', now, reason
   if due <= now then
-    t[10] = push(id, t, payload, meta)
+    t[8] = push(lane_of(t), t[9], t[10], id, payload, meta)
   else
-    t[10] = ''
+    t[8] = ''
     call('HSET', PARKED, id, pack({ payload, meta }))
     call('ZADD', P .. 'retrying', due, id)
     if call('ZRANK', P .. 'retrying', id) == 0 then
@@ -50,16 +48,16 @@ local function run_again(id, t, payload, meta, reason, due)
   end
   local token = pack(t)
   call('HSET', LIVE, id, token)
-  emit('T', id, from, token, reason, worker)
+  emit('T' .. from, id, token, reason, worker)
 end
 
 -- A worker lost a task: `entry` is its message, still pending.
 local function lose(id, t, key, entry, reason, crash)
-  local worker = t[11]
+  local worker = t[15]
   call('XACK', key, group, entry[1])
   call('XDEL', key, entry[1])
   local fields = entry[2]
-  local payload, meta = fields[4], fields[6]
+  local payload, meta = fields[4], fields[6] or ''
   if crash then
     t[4] = t[4] + 1
     if t[4] > tonumber(policy('max_crashes')) then
@@ -74,35 +72,38 @@ local function lose(id, t, key, entry, reason, crash)
   return 'T'
 end
 
--- Ends a task: exactly one result, and its key released as the scope says.
-local function finish(id, t, token, letter, status, extra, meta)
-  local fields = { 'task_id', id, 'tool_name', t[8], 'status', status }
-  for _, value in ipairs(extra) do
-    fields[#fields + 1] = value
-  end
-  for _, value in ipairs({ 'retry_count', t[3], 'finished_at', now, 'token', token, 'meta', meta }) do
-    fields[#fields + 1] = value
-  end
-  local message = call('XADD', KEYS[3], '*', unpack(fields))
-  call('HSET', P .. 'done', id, letter .. message)
-  if t[12] ~= '' then
+-- Frees a finished task's key, as the scope says.
+local function release_key(id, letter, key, tenant)
+  if key ~= '' then
     local scope = policy('idempotency_scope')
-    local field = idem_field(t[13], t[12])
+    local field = idem_field(tenant, key)
     local keep = scope == 'Retained' or (scope == 'LiveAndSucceeded' and letter == 's')
     if not keep and call('HGET', P .. 'idem', field) == id then
       call('HDEL', P .. 'idem', field)
     end
   end
-  -- Raw producers that sent the same work under other ids wait for those.
+end
+
+-- Raw producers that sent the same work under other ids wait for those.
+local function answer_aliases(id, message)
   local aliases = call('HGET', P .. 'aliases', id)
   if aliases then
     call('HDEL', P .. 'aliases', id)
+    local fields = call('XRANGE', KEYS[3], message, message)[1][2]
     for _, alias in ipairs(unpack_token(aliases)) do
       fields[2] = alias
       call('XADD', KEYS[3], '*', 'duplicate_of', id, unpack(fields))
     end
   end
-  return message
+end
+
+-- Ends a task without success: exactly one result, and its key released.
+local function finish(id, t, token, letter, status, err, code, dlq_id, meta)
+  local message = call('XADD', KEYS[3], '*', 'task_id', id, 'tool_name', t[9], 'status', status, 'error', err,
+    'error_code', code, 'dlq_id', dlq_id, 'retry_count', t[3], 'finished_at', now_text, 'token', token, 'meta', meta)
+  call('HSET', P .. 'done', id, letter .. message)
+  release_key(id, letter, t[11], t[12])
+  answer_aliases(id, message)
 end
 
 -- The wait before a retry: the policy's table of waits, and its jitter with

@@ -1,0 +1,146 @@
+//! The machine that is measured on, and which of its cores does what.
+
+use std::process::Stdio;
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
+use tokio::process::Command;
+
+use super::info::field;
+
+/// The machine, in the report's words.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Machine {
+    /// Cores that this process may use.
+    pub(super) cores: usize,
+    /// Memory, in gibibytes.
+    pub(super) memory_gib: f64,
+    /// The processor's name.
+    pub(super) cpu: String,
+}
+
+impl Machine {
+    /// This one.
+    pub(super) fn here() -> Self {
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        Self {
+            cores: allowed_cores().len(),
+            memory_gib: memory_gib(&read("/proc/meminfo")),
+            cpu: cpu_model(&read("/proc/cpuinfo")),
+        }
+    }
+}
+
+fn memory_gib(meminfo: &str) -> f64 {
+    let kibibytes = field(meminfo, "MemTotal").and_then(|value| value.split_whitespace().next()?.parse::<f64>().ok());
+    kibibytes.unwrap_or(0.0) / (1024.0 * 1024.0)
+}
+
+fn cpu_model(cpuinfo: &str) -> String {
+    let model = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == "model name").then(|| value.trim().to_owned())
+    };
+    cpuinfo.lines().find_map(model).unwrap_or_else(|| "unknown processor".to_owned())
+}
+
+/// Reads a list of cores like `0-1,4`.
+fn core_list(list: &str) -> Vec<usize> {
+    let part = |part: &str| {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        Some(from.trim().parse::<usize>().ok()?..=to.trim().parse().ok()?)
+    };
+    list.split(',').filter_map(part).flatten().collect()
+}
+
+fn allowed_cores() -> Vec<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    core_list(field(&status, "Cpus_allowed_list").unwrap_or_default())
+}
+
+/// Which core serves and which one asks, so that neither takes time from the other.
+#[derive(Debug, Clone)]
+pub(super) enum Pinning {
+    /// Each has its own.
+    Pinned {
+        /// The server's.
+        server: usize,
+        /// Everybody else's.
+        clients: usize,
+    },
+    /// They share what there is.
+    Unpinned {
+        /// Why.
+        why: String,
+    },
+}
+
+impl Pinning {
+    /// Pins this process and all that it will start, if that can be done.
+    pub(super) async fn apply(server: usize, clients: usize) -> Result<Self> {
+        ensure!(server != clients, "--server-core and --client-core are both {server}: give two different cores");
+        let cores = allowed_cores();
+        if cores.len() < 2 {
+            return Ok(Self::Unpinned { why: "there is only one core".to_owned() });
+        }
+        for core in [server, clients] {
+            ensure!(
+                cores.contains(&core),
+                "core {core} cannot be used here: choose two of {cores:?} with --server-core and --client-core"
+            );
+        }
+        let pid = std::process::id().to_string();
+        let pinned = Command::new("taskset")
+            .args(["--all-tasks", "--cpu-list", "--pid", &clients.to_string(), &pid])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .await;
+        Ok(match pinned {
+            Ok(status) if status.success() => Self::Pinned { server, clients },
+            Ok(status) => Self::Unpinned { why: format!("taskset failed with {status}") },
+            Err(error) => Self::Unpinned { why: format!("taskset did not start: {error}") },
+        })
+    }
+
+    /// A command that runs a program on the server's core.
+    pub(super) fn server_command(&self, program: &std::path::Path) -> Command {
+        match self {
+            Self::Unpinned { .. } => Command::new(program),
+            Self::Pinned { server, .. } => {
+                let mut command = Command::new("taskset");
+                command.args(["--cpu-list", &server.to_string()]).arg(program);
+                command
+            }
+        }
+    }
+
+    /// In a sentence for the report.
+    pub(super) fn sentence(&self) -> String {
+        match self {
+            Self::Pinned { server, clients } => {
+                format!("Server pinned to core {server}, all clients to core {clients}.")
+            }
+            Self::Unpinned { why } => format!("NOT pinned to cores ({why}): server and clients disturb each other."),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_cores_is_read() {
+        assert_eq!(core_list("0-2,5"), [0, 1, 2, 5]);
+        assert_eq!(core_list("3"), [3]);
+        assert_eq!(core_list("what, -"), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn the_machine_is_described_from_what_the_kernel_says() {
+        assert_eq!(memory_gib("MemTotal:       16777216 kB\nMemFree: 1 kB\n"), 16.0);
+        assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Fast One\n"), "Fast One");
+        assert_eq!(cpu_model("processor: 0\n"), "unknown processor");
+    }
+}

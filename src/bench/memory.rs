@@ -1,0 +1,98 @@
+//! How much memory a task takes while it waits, and after it is done.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::Bench;
+use super::delivery::Delivery;
+use super::info::Usage;
+use super::load::Load;
+use super::peers::Peer;
+use super::report::{Row, System};
+use super::windlass::{Dress, Queue, drain_outbox, fill, work_off};
+use crate::protocol::names::Capabilities;
+
+/// Tasks a call.
+const BATCH: usize = 100;
+/// How long the server gets to end what it does in the background.
+const REST: Duration = Duration::from_millis(1500);
+
+/// Bytes a task, in the order of the runs.
+#[derive(Default)]
+struct Bytes {
+    queued: Vec<f64>,
+    finished: Vec<f64>,
+}
+
+/// Steps that [`measure`] will report.
+pub(super) fn steps(bench: &Bench) -> usize {
+    (2 + if bench.peers.is_some() { 2 } else { 0 }) * bench.settings.runs
+}
+
+/// Measures.
+pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
+    let [mut plain, mut full, mut bullmq, mut asynq] = std::array::from_fn(|_| Bytes::default());
+    for run in 1..=bench.settings.runs {
+        bench.progress(&format!("memory, run {run}: windlass"));
+        own(bench, Dress::Plain, &mut plain).await.context("filling windlass failed")?;
+        bench.progress(&format!("memory, run {run}: windlass with keys, tenants, traces and labels"));
+        own(bench, Dress::Full, &mut full).await.context("filling windlass failed")?;
+        if bench.peers.is_some() {
+            bench.progress(&format!("memory, run {run}: BullMQ"));
+            of_peer(bench, Peer::Bullmq, &mut bullmq).await?;
+            bench.progress(&format!("memory, run {run}: asynq"));
+            of_peer(bench, Peer::Asynq, &mut asynq).await?;
+        }
+    }
+    let row = |measure: &str, plain: &[f64], bullmq: &[f64], asynq: &[f64]| {
+        let row = Row::new(measure).value(System::Windlass, plain).value(System::Bullmq, bullmq);
+        row.value(System::Asynq, asynq).ratio_to(System::Bullmq).ratio_to(System::Asynq)
+    };
+    let queued = row("memory, queued, bytes/task", &plain.queued, &bullmq.queued, &asynq.queued);
+    let met =
+        queued.median(System::Windlass).zip(queued.median(System::Bullmq)).map(|(own, peer)| own <= peer * 2.0 / 3.0);
+    Ok(vec![
+        queued.judged("≤ ⅔ of BullMQ's", met),
+        row("memory, queued, with key, tenant, trace and labels, bytes/task", &full.queued, &[], &[]),
+        row("memory, finished, bytes/task (asynq keeps nothing)", &plain.finished, &bullmq.finished, &asynq.finished),
+        row("memory, finished, with key, tenant, trace and labels, bytes/task", &full.finished, &[], &[]),
+    ])
+}
+
+async fn at_rest(bench: &mut Bench) -> Result<Usage> {
+    tokio::time::sleep(REST).await;
+    bench.server.usage().await
+}
+
+async fn own(bench: &mut Bench, dress: Dress, bytes: &mut Bytes) -> Result<()> {
+    let tasks = bench.settings.memory_tasks;
+    let load = Load::new(tasks, BATCH, bench.settings.concurrency);
+    bench.server.flush().await?;
+    let queue = Queue::make(bench.server.port, "bench/memory").await?;
+    let sessions = queue.workers(load.in_flight, &Capabilities::any()).await?;
+    let before = at_rest(bench).await?;
+    fill(&queue, 0, load, dress).await?;
+    drain_outbox(&*queue.broker).await?;
+    bytes.queued.push(at_rest(bench).await?.since(before).memory / tasks as f64);
+    work_off(sessions, load, Arc::new(Delivery::new(tasks))).await?;
+    drain_outbox(&*queue.broker).await?;
+    bytes.finished.push(at_rest(bench).await?.since(before).memory / tasks as f64);
+    Ok(())
+}
+
+async fn of_peer(bench: &mut Bench, peer: Peer, bytes: &mut Bytes) -> Result<()> {
+    let (port, concurrency) = (bench.server.port, bench.settings.concurrency);
+    let load = Load::new(bench.settings.memory_tasks, BATCH, concurrency);
+    bench.server.flush().await?;
+    let before = at_rest(bench).await?;
+    bench.peers()?.fill(peer, port, load).await?;
+    bytes.queued.push(at_rest(bench).await?.since(before).memory / load.tasks as f64);
+    bench.server.flush().await?;
+    let before = at_rest(bench).await?;
+    bench.peers()?.throughput(peer, port, load, concurrency).await?;
+    let kept = (load.tasks + peer.warm_up()) as f64;
+    bytes.finished.push(at_rest(bench).await?.since(before).memory / kept);
+    Ok(())
+}

@@ -1,0 +1,238 @@
+//! The Redis that is measured: started here, and stopped here.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio::process::Child;
+
+use super::info::{self, Usage};
+use super::machine::Pinning;
+use super::wire::{Reply, Wire};
+
+/// A command that held the server for longer is in its slow log.
+pub(super) const SLOW_MICROSECONDS: u64 = 2000;
+
+/// A Redis of our own, on a free port of the loopback.
+pub(super) struct Server {
+    child: Child,
+    /// Where it listens.
+    pub(super) port: u16,
+    /// Its name and version.
+    pub(super) version: String,
+    control: Wire,
+}
+
+/// What the slow log holds.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SlowLog {
+    /// How many entries.
+    pub(super) entries: u64,
+    /// The longest, in milliseconds, and the command.
+    pub(super) worst: Option<(f64, String)>,
+}
+
+impl SlowLog {
+    /// Adds what another run left.
+    pub(super) fn add(&mut self, other: Self) {
+        self.entries += other.entries;
+        let longer = |worst: &(f64, String), other: &(f64, String)| worst.0 < other.0;
+        self.worst = match (self.worst.take(), other.worst) {
+            (Some(worst), Some(other)) if longer(&worst, &other) => Some(other),
+            (worst, other) => worst.or(other),
+        };
+    }
+}
+
+impl Server {
+    /// Starts one.
+    pub(super) async fn start(program: &Path, pinning: &Pinning) -> Result<Self> {
+        // Between looking for a free port and using it somebody else may take it.
+        const TRIES: usize = 3;
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match Self::start_once(program, pinning).await {
+                Err(error) if tries == TRIES => return Err(error),
+                Err(_) => {}
+                started => return started,
+            }
+        }
+    }
+
+    async fn start_once(program: &Path, pinning: &Pinning) -> Result<Self> {
+        let port = free_port()?;
+        let mut command = pinning.server_command(program);
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+        command.args(["--maxmemory-policy", "noeviction", "--loglevel", "warning", "--daemonize", "no"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().with_context(|| format!("{} did not start", program.display()))?;
+        match connect(&mut child, port).await {
+            Ok(mut control) => {
+                let version = info::version(control.call(&["INFO", "server"]).await?.text());
+                Ok(Self { child, port, version, control })
+            }
+            Err(error) => {
+                let _ = child.start_kill();
+                let output = child.wait_with_output().await?;
+                let said = [output.stdout, output.stderr].concat();
+                bail!("{} did not come up ({error:#}): {}", program.display(), String::from_utf8_lossy(&said).trim());
+            }
+        }
+    }
+
+    /// Stops it.
+    pub(super) async fn stop(mut self) -> Result<()> {
+        self.child.kill().await.context("the benchmark's Redis could not be stopped")
+    }
+
+    /// Forgets all data.
+    pub(super) async fn flush(&mut self) -> Result<()> {
+        self.control.call(&["FLUSHALL", "SYNC"]).await.map(drop)
+    }
+
+    /// Where its counters stand.
+    pub(super) async fn usage(&mut self) -> Result<Usage> {
+        let all = self.control.call(&["INFO", "everything"]).await?;
+        Ok(Usage::read(all.text()))
+    }
+
+    /// Empties the slow log and sets what counts as slow.
+    pub(super) async fn reset_slow_log(&mut self) -> Result<()> {
+        self.control.call(&["CONFIG", "SET", "slowlog-log-slower-than", &SLOW_MICROSECONDS.to_string()]).await?;
+        self.control.call(&["CONFIG", "SET", "slowlog-max-len", "10000"]).await?;
+        self.control.call(&["SLOWLOG", "RESET"]).await.map(drop)
+    }
+
+    /// What was slow since the reset.
+    pub(super) async fn slow_log(&mut self) -> Result<SlowLog> {
+        let entries = self.control.call(&["SLOWLOG", "LEN"]).await?.number().unwrap_or(0);
+        let log = self.control.call(&["SLOWLOG", "GET", "10000"]).await?;
+        Ok(SlowLog { entries: entries.unsigned_abs(), worst: worst_entry(&log) })
+    }
+
+    /// Counts the commands that clients send from now on.
+    pub(super) async fn count_commands(&self) -> Result<CommandCounter> {
+        CommandCounter::start(self.port, self.control.local_port()?).await
+    }
+}
+
+fn worst_entry(log: &Reply) -> Option<(f64, String)> {
+    let entry = |entry: &Reply| {
+        let [_, _, took, words, ..] = entry.items() else { return None };
+        let words: Vec<&str> = words.items().iter().take(2).map(Reply::text).collect();
+        Some((took.number()? as f64 / 1000.0, words.join(" ")))
+    };
+    log.items().iter().filter_map(entry).max_by(|a, b| a.0.total_cmp(&b.0))
+}
+
+/// The program to start: the one that was named, the one on the path, or the
+/// one that the tests use.
+pub(super) fn find_program(named: Option<PathBuf>, cache: &Path) -> Result<PathBuf> {
+    if let Some(named) = named {
+        return Ok(named);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path =
+        std::env::split_paths(&path).map(|directory| directory.join("redis-server")).find(|file| file.is_file());
+    let cached = || Some(cache.join("servers/redis-7.0/redis-server")).filter(|file| file.exists());
+    on_path.or_else(cached).context(
+        "there is no redis-server on the PATH: name one with --redis-server PATH, or get one with `make servers`",
+    )
+}
+
+fn free_port() -> Result<u16> {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).context("there is no free port on the loopback")?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// Waits until the server answers, as long as it lives.
+async fn connect(child: &mut Child, port: u16) -> Result<Wire> {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let end = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        if let Ok(mut wire) = Wire::connect(port).await
+            && let Ok(reply) = wire.call(&["PING"]).await
+            && reply.text() == "PONG"
+        {
+            return Ok(wire);
+        }
+        if let Some(status) = child.try_wait()? {
+            bail!("it ended with {status}");
+        }
+        if tokio::time::Instant::now() > end {
+            bail!("it did not answer within {PATIENCE:?}");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Watches which commands come from clients. The server's own counters do not
+/// tell them from those that scripts call. Watching slows the server down, so
+/// this is never done while time is measured.
+pub(super) struct CommandCounter {
+    watching: tokio::task::JoinHandle<Result<u64>>,
+    port: u16,
+}
+
+const END_MARK: &str = "windlass-bench-end";
+
+impl CommandCounter {
+    async fn start(port: u16, own_port: u16) -> Result<Self> {
+        let mut wire = Wire::connect(port).await?;
+        wire.call(&["MONITOR"]).await?;
+        let own = format!(":{own_port}]");
+        let watching = tokio::spawn(async move {
+            let mut commands = 0;
+            loop {
+                let line = wire.next().await?;
+                match sender(line.text()) {
+                    _ if line.text().contains(END_MARK) => return Ok(commands),
+                    Some(sender) if sender != "lua]" && !sender.ends_with(&own) => commands += 1,
+                    _ => {}
+                }
+            }
+        });
+        Ok(Self { watching, port })
+    }
+
+    /// How many there were.
+    pub(super) async fn stop(self) -> Result<u64> {
+        Wire::connect(self.port).await?.call(&["ECHO", END_MARK]).await?;
+        self.watching.await.context("counting commands failed")?
+    }
+}
+
+/// Who sent a command, from a line like `1700000000.1 [0 127.0.0.1:5] "get" …`.
+fn sender(line: &str) -> Option<&str> {
+    line.split_once(" [")?.1.split_whitespace().nth(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sender_of_a_command_is_told_from_a_script() {
+        assert_eq!(sender("1700000000.1 [0 lua] \"get\" \"a [0 b]\""), Some("lua]"));
+        assert_eq!(sender("1700000000.1 [0 127.0.0.1:5] \"get\""), Some("127.0.0.1:5]"));
+        assert_eq!(sender("OK"), None);
+    }
+
+    #[test]
+    fn the_worst_entry_of_a_slow_log_is_found() {
+        let text = |word: &str| Reply::Text(word.into());
+        let entry = |took, word| {
+            Reply::List(vec![
+                Reply::Number(1),
+                Reply::Number(2),
+                Reply::Number(took),
+                Reply::List(vec![text(word), text("x"), text("y")]),
+            ])
+        };
+        let log = Reply::List(vec![entry(2100, "EVALSHA"), entry(9000, "FLUSHALL"), Reply::Nil]);
+        assert_eq!(worst_entry(&log), Some((9.0, "FLUSHALL x".to_owned())));
+        assert_eq!(worst_entry(&Reply::List(vec![])), None);
+    }
+}

@@ -1,0 +1,173 @@
+//! How many tasks go through from end to end, and what each of them costs the server.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+
+use super::load::Load;
+use super::peers::Peer;
+use super::report::{Row, System, show};
+use super::server::{SLOW_MICROSECONDS, SlowLog};
+use super::{Bench, bare, windlass};
+
+/// Tasks a call.
+const BATCHES: [usize; 3] = [1, 10, 100];
+
+/// How many more tasks those get who run in this process at larger batches:
+/// else they would be done before they are warm.
+const MORE_IN_BATCHES: usize = 5;
+
+/// What runs gave, in their order.
+#[derive(Default)]
+struct Runs {
+    per_second: Vec<f64>,
+    cpu_microseconds: Vec<f64>,
+    calls: Vec<f64>,
+    /// Commands that clients sent, a task; counted in a run of its own.
+    sent: Vec<f64>,
+}
+
+type Results = BTreeMap<(usize, System), Runs>;
+
+/// Steps that [`measure`] will report.
+pub(super) fn steps(bench: &Bench) -> usize {
+    BATCHES.len() * bench.systems().len() * (bench.settings.runs + 1)
+}
+
+/// Measures.
+pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
+    let mut results = Results::new();
+    let mut slow = SlowLog::default();
+    for batch in BATCHES {
+        for run in 1..=bench.settings.runs {
+            // The systems take turns, so that a slow minute of the machine hits them all.
+            for system in bench.systems() {
+                bench.progress(&format!("throughput, batch {batch}, run {run}: {}", system.name()));
+                one_run(bench, system, batch, results.entry((batch, system)).or_default(), &mut slow).await?;
+            }
+        }
+        for system in bench.systems() {
+            bench.progress(&format!("commands, batch {batch}: {}", system.name()));
+            let sent = count_commands(bench, system, batch).await?;
+            results.entry((batch, system)).or_default().sent.push(sent);
+        }
+    }
+    bench.slowest_single = slowest_single(&results);
+    Ok(rows(&results, &slow))
+}
+
+/// The single-mode throughput of the slowest system, measured once.
+pub(super) async fn probe(bench: &mut Bench) -> Result<f64> {
+    let mut results = Results::new();
+    for system in bench.systems() {
+        one_run(bench, system, 1, results.entry((1, system)).or_default(), &mut SlowLog::default()).await?;
+    }
+    slowest_single(&results).context("nothing was measured")
+}
+
+fn slowest_single(results: &Results) -> Option<f64> {
+    let single = results.iter().filter(|((batch, system), _)| *batch == 1 && *system != System::Bare);
+    let medians = single.filter_map(|(_, runs)| Some(super::stats::Spread::of(&runs.per_second)?.median));
+    medians.min_by(f64::total_cmp)
+}
+
+async fn one_run(bench: &mut Bench, system: System, batch: usize, runs: &mut Runs, slow: &mut SlowLog) -> Result<()> {
+    let in_process = matches!(system, System::Windlass | System::Bare);
+    let more = if in_process && batch > 1 { MORE_IN_BATCHES } else { 1 };
+    let load = Load::new(bench.settings.tasks * more, batch, bench.settings.concurrency);
+    bench.server.flush().await?;
+    let watched = system == System::Windlass && batch == 100;
+    if watched {
+        bench.server.reset_slow_log().await?;
+    }
+    let before = bench.server.usage().await?;
+    let seconds = drive(bench, system, load).await?;
+    let used = bench.server.usage().await?.since(before);
+    if watched {
+        slow.add(bench.server.slow_log().await?);
+    }
+    let worked = (load.tasks + warm_up(system)) as f64;
+    runs.per_second.push(load.tasks as f64 / seconds);
+    runs.cpu_microseconds.push(used.cpu * 1e6 / worked);
+    runs.calls.push(used.calls / worked);
+    Ok(())
+}
+
+async fn drive(bench: &Bench, system: System, load: Load) -> Result<f64> {
+    let (port, concurrency) = (bench.server.port, bench.settings.concurrency);
+    let outcome = match system {
+        System::Windlass => windlass::throughput(port, load).await,
+        System::Bare => bare::throughput(port, load).await,
+        System::Bullmq => bench.peers()?.throughput(Peer::Bullmq, port, load, concurrency).await,
+        System::Asynq => bench.peers()?.throughput(Peer::Asynq, port, load, concurrency).await,
+    };
+    outcome.with_context(|| format!("{} at batch {} failed", system.name(), load.batch))
+}
+
+fn warm_up(system: System) -> usize {
+    if system == System::Bullmq { Peer::Bullmq.warm_up() } else { 0 }
+}
+
+/// How many commands a client sends for a task, from a small run.
+async fn count_commands(bench: &mut Bench, system: System, batch: usize) -> Result<f64> {
+    const MOST: usize = 2000;
+    let load = Load::new(bench.settings.tasks.min(MOST), batch, bench.settings.concurrency);
+    bench.server.flush().await?;
+    let counter = bench.server.count_commands().await?;
+    drive(bench, system, load).await?;
+    Ok(counter.stop().await? as f64 / (load.tasks + warm_up(system)) as f64)
+}
+
+fn rows(results: &Results, slow: &SlowLog) -> Vec<Row> {
+    let row = |batch: usize, measure: String, pick: fn(&Runs) -> &Vec<f64>| {
+        let of_batch = results.iter().filter(|((b, _), _)| *b == batch);
+        of_batch.fold(Row::new(measure), |row, ((_, system), runs)| row.value(*system, pick(runs)))
+    };
+    let mut rows = Vec::new();
+    for batch in BATCHES {
+        let name = if batch == 1 { "single".to_owned() } else { format!("batches of {batch}") };
+        let speed = row(batch, format!("end to end, {name}, tasks/s"), |runs| &runs.per_second);
+        rows.push(
+            speed.ratio_to(System::Bullmq).ratio_to(System::Asynq).budget("≥ 3× BullMQ and asynq", 2, |r| r >= 3.0),
+        );
+        let cpu =
+            row(batch, format!("Redis CPU, {name}, µs/task"), |runs| &runs.cpu_microseconds).ratio_to(System::Bare);
+        rows.push(if batch == 100 { cpu.budget("≤ 4× bare (goal 3×)", 1, |r| r <= 4.0) } else { cpu });
+        rows.push(row(batch, format!("commands sent, {name}, /task"), |runs| &runs.sent));
+        rows.push(row(batch, format!("commands run, {name}, /task"), |runs| &runs.calls));
+    }
+    rows.push(slow_row("batches of 100", slow));
+    rows
+}
+
+/// A line about a slow log.
+pub(super) fn slow_row(during: &str, slow: &SlowLog) -> Row {
+    let worst = slow.worst.as_ref().map(|(ms, command)| format!("; worst {} ms: {command}", show(*ms)));
+    let measure = format!("commands over {} ms, {during}{}", SLOW_MICROSECONDS / 1000, worst.unwrap_or_default());
+    Row::new(measure).value(System::Windlass, &[slow.entries as f64]).judged("none", Some(slow.entries == 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_is_looked_for_among_queues_in_single_mode() {
+        let runs = |per_second: f64| Runs { per_second: vec![per_second], ..Runs::default() };
+        let results = Results::from([
+            ((1, System::Windlass), runs(900.0)),
+            ((1, System::Bare), runs(50.0)),
+            ((1, System::Asynq), runs(300.0)),
+            ((10, System::Asynq), runs(100.0)),
+        ]);
+        assert_eq!(slowest_single(&results), Some(300.0));
+        assert_eq!(slowest_single(&Results::new()), None);
+    }
+
+    #[test]
+    fn a_slow_command_is_named() {
+        let slow = SlowLog { entries: 2, worst: Some((3.5, "EVALSHA x".to_owned())) };
+        assert_eq!(slow_row("now", &slow).measure, "commands over 2 ms, now; worst 3.50 ms: EVALSHA x");
+        assert_eq!(slow_row("now", &SlowLog::default()).measure, "commands over 2 ms, now");
+    }
+}

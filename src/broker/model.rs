@@ -1,0 +1,225 @@
+//! The broker in memory: the same answers as the scripts give, without a server.
+//!
+//! Owns: a second, independent statement of what every operation does. Property
+//! tests drive random sequences through it and through Redis and compare; unit
+//! tests of code that needs a broker use it by itself. Must not know: Redis,
+//! randomness, or any clock but the one that it is given.
+//!
+//! Main flow: each operation locks the one [`Queue`], runs one [`Step`] on it
+//! to its end, and rings the bells that the step asked for. The steps are
+//! synchronous functions of queue, time and arguments, in the files below by
+//! concern.
+//!
+//! Where Redis leaves something open, so does a comparison with it: message
+//! ids differ (also inside the detail of a reclaimed task's claim), tasks that
+//! are handed back, evicted or swept come lane by lane in the order of names
+//! here and in no order there, and a sweep looks at everything at once.
+
+mod claiming;
+mod dead_letters;
+mod enqueue;
+#[cfg(test)]
+mod fixture;
+mod intake;
+mod lane;
+mod maintenance;
+mod moves;
+mod record;
+mod settling;
+mod sleeper;
+mod state;
+mod time_set;
+mod views;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+
+use self::intake::RawEntry;
+use self::maintenance::Evicted;
+use self::moves::Loss;
+use self::sleeper::Bells;
+use self::state::{Bell, Queue, Step};
+use super::clock::Clock;
+use super::*;
+use crate::protocol::names::QueueName;
+
+/// One queue in memory.
+pub struct Model {
+    queue: Mutex<Queue>,
+    bells: Arc<Bells>,
+    clock: Clock,
+}
+
+impl Model {
+    /// A queue that is not provisioned yet.
+    ///
+    /// Tests give it a manual clock; with [`Clock::Server`] it goes by the system's.
+    pub fn new(queue: QueueName, clock: Clock) -> Self {
+        Self { queue: Mutex::new(Queue::new(queue)), bells: Arc::default(), clock }
+    }
+
+    /// What a producer does that knows nothing of Windlass: an XADD to the task
+    /// stream, which Redis would answer with `message_id`.
+    pub fn raw_add(&self, message_id: &str, fields: Vec<(String, Vec<u8>)>) {
+        self.on_queue(|queue| {
+            queue.raw.push_back(RawEntry::new(message_id, fields));
+            queue.bells.push(Bell::Raw);
+        });
+    }
+
+    fn now_ms(&self) -> u64 {
+        let system = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        self.clock.now_ms().unwrap_or_else(system)
+    }
+
+    /// Runs something on the queue, and rings what it asked for.
+    fn on_queue<T>(&self, act: impl FnOnce(&mut Queue) -> T) -> T {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = act(&mut queue);
+        self.bells.pull(std::mem::take(&mut queue.bells));
+        answer
+    }
+
+    /// Runs one step on a queue that is provisioned.
+    fn step<T>(&self, act: impl FnOnce(Step<'_>) -> T) -> Result<T> {
+        let now = self.now_ms();
+        self.on_queue(|queue| queue.step(now).map(act))
+    }
+
+    /// Takes all tasks from a worker, in bounded steps.
+    fn evict(&self, worker: &WorkerId, reason: RetryReason, loss: Loss) -> Result<Reclaimed> {
+        let mut all = Reclaimed::default();
+        loop {
+            let Evicted { requeued, dead, more } = self.step(|step| step.evict(worker, reason, loss))?;
+            all.requeued.extend(requeued);
+            all.dead.extend(dead);
+            if !more {
+                return Ok(all);
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Broker for Model {
+    async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()> {
+        policy.validate().map_err(|error| BrokerError::Invalid(error.to_string()))?;
+        self.on_queue(|queue| queue.provision(owner, policy))
+    }
+
+    async fn policy(&self) -> Result<Policy> {
+        self.on_queue(|queue| queue.policy().map(|policy| Policy::clone(policy)))
+    }
+
+    async fn enqueue(&self, tasks: &[NewTask]) -> Result<Vec<Enqueued>> {
+        sentences::check_new(tasks)?;
+        self.step(|step| step.enqueue(tasks))?
+    }
+
+    async fn claim(&self, request: ClaimRequest<'_>) -> Result<Claimed> {
+        sentences::check_batch(request.limit)?;
+        self.step(|step| step.claim(&request))
+    }
+
+    async fn settle(&self, settlements: &[Settlement], next: ClaimRequest<'_>) -> Result<SettleReply> {
+        sentences::check_batch(settlements.len())?;
+        sentences::check_batch(next.limit)?;
+        let (settled, claimed) = self.step(|step| step.settle(settlements, &next))?;
+        Ok(SettleReply { settled, claimed: Ok(claimed) })
+    }
+
+    async fn extend(&self, worker: &WorkerId, leases: &[Lease]) -> Result<Vec<Extended>> {
+        self.step(|step| step.extend(worker, leases))
+    }
+
+    async fn promote(&self, limit: usize) -> Result<Promoted> {
+        self.step(|step| step.promote(limit.clamp(1, MAX_BATCH)))
+    }
+
+    async fn reclaim(&self, cursor: ReclaimCursor) -> Result<Reclaimed> {
+        self.step(|step| step.reclaim(&cursor))
+    }
+
+    async fn reclaim_from(&self, worker: &WorkerId, reason: RetryReason) -> Result<Reclaimed> {
+        // A pod that was deleted by force may have gone on running: nothing says that it crashed.
+        let loss = if reason == RetryReason::PodForceDeleted { Loss::Free } else { Loss::Crash };
+        self.evict(worker, reason, loss)
+    }
+
+    async fn cancel(&self, task: &TaskId, reason: &str) -> Result<Cancelled> {
+        self.step(|step| step.cancel(task, reason))
+    }
+
+    async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>> {
+        self.step(|step| step.queue.pending_dead_letters(limit.clamp(1, MAX_BATCH)))
+    }
+
+    async fn record_dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Recorded> {
+        self.step(|step| step.record_dead_letter(dead_letter))
+    }
+
+    async fn dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Option<DeadLetter>> {
+        self.step(|step| step.queue.dead_letter(dead_letter).cloned())
+    }
+
+    async fn replay(&self, request: &ReplayRequest) -> Result<Replayed> {
+        self.step(|step| step.replay(request))
+    }
+
+    async fn discard(&self, request: &DiscardRequest) -> Result<Discarded> {
+        sentences::check_discard(request)?;
+        self.step(|step| step.discard(request))
+    }
+
+    async fn sweep(&self, _: SweepCursor) -> Result<Swept> {
+        self.step(|step| step.sweep())
+    }
+
+    async fn register(&self, worker: &WorkerInfo) -> Result<Registered> {
+        let capabilities =
+            Capabilities::of(worker.types.iter().cloned()).map_err(|error| BrokerError::Invalid(error.to_string()))?;
+        let mut all = Registered::default();
+        loop {
+            let (registered, more) = self.step(|step| step.register(worker, &capabilities))?;
+            all.superseded = registered.superseded;
+            all.requeued.extend(registered.requeued);
+            if !more {
+                return Ok(all);
+            }
+        }
+    }
+
+    async fn deregister(&self, worker: &WorkerId) -> Result<()> {
+        self.evict(worker, RetryReason::Released, Loss::Free).map(drop)
+    }
+
+    async fn workers(&self) -> Result<Vec<WorkerRecord>> {
+        Ok(self.on_queue(|queue| queue.workers()))
+    }
+
+    async fn counts(&self) -> Result<QueueCounts> {
+        self.step(|step| step.queue.counts())
+    }
+
+    async fn get(&self, task: &TaskId) -> Result<Option<TaskView>> {
+        self.step(|step| step.queue.get(task))
+    }
+
+    async fn list(&self, state: State, cursor: ListCursor, limit: usize) -> Result<Page<TaskView>> {
+        Ok(self.on_queue(|queue| queue.list(state, &cursor, limit.clamp(1, 1000))))
+    }
+
+    async fn outbox(&self, limit: usize) -> Result<Vec<OutboxEntry>> {
+        Ok(self.on_queue(|queue| queue.outbox(limit)))
+    }
+
+    async fn trim_outbox(&self, up_to: &str) -> Result<()> {
+        self.on_queue(|queue| queue.trim_outbox(up_to))
+    }
+
+    async fn sleeper(&self, capabilities: &Capabilities) -> Result<Box<dyn Sleeper>> {
+        Ok(Box::new(self.bells.sleeper(&capabilities.class())))
+    }
+}

@@ -1,0 +1,1 @@
+//! A provisioned model and short words for what tests do with it.

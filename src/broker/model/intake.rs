@@ -1,0 +1,256 @@
+//! Raw entries, of producers that know nothing of Windlass, become tasks.
+//!
+//! Two things differ from the scripts. JSON is judged by `serde_json`, which
+//! is strict; `cjson` also takes numbers like `0x10` and `01` and raw control
+//! characters in strings, and it nests up to 1000 levels deep where 128 are
+//! the limit here. And the fields of an entry that could not be read are kept
+//! in the order of their names, not in the order of a Lua table.
+
+use std::collections::BTreeMap;
+
+use super::enqueue::Names;
+use super::lane::Body;
+use super::moves::{Birth, Mishap};
+use super::state::Step;
+use crate::protocol::names::{TaskId, TaskType};
+use crate::protocol::policy::{IdempotencyRequirement, IdempotencySource};
+use crate::protocol::state::State;
+use crate::protocol::task::Extras;
+
+const ID: [&str; 5] = ["task_id", "taskId", "id", "job_id", "jobId"];
+const KIND: [&str; 7] = ["tool_name", "toolName", "type", "task_type", "taskType", "job_type", "kind"];
+const MOST_RETRIES: f64 = 1000.0;
+
+/// An entry of the task stream.
+#[derive(Debug)]
+pub(super) struct RawEntry {
+    message: String,
+    fields: BTreeMap<String, Vec<u8>>,
+}
+
+/// What a good entry asks for.
+struct Wish {
+    names: Names,
+    payload: String,
+    delay_ms: u64,
+    max_retries: Option<u32>,
+}
+
+impl RawEntry {
+    /// Of a field that is there twice, the last one counts.
+    pub(super) fn new(message: &str, fields: Vec<(String, Vec<u8>)>) -> Self {
+        Self { message: message.to_owned(), fields: fields.into_iter().collect() }
+    }
+
+    /// The first of these fields that is there and not empty.
+    fn one_of(&self, names: &[&str]) -> Option<&[u8]> {
+        let values = names.iter().filter_map(|name| self.fields.get(*name));
+        values.map(Vec::as_slice).find(|value| !value.is_empty())
+    }
+
+    /// A field with a number, or what stands for it when there is none.
+    fn number(&self, names: &[&str], absent: f64) -> Option<f64> {
+        self.one_of(names).map_or(Some(absent), lua_number)
+    }
+
+    /// A field with plain text of a bounded length.
+    fn text(&self, names: &[&str], longest: usize) -> Option<String> {
+        let text = std::str::from_utf8(self.one_of(names).unwrap_or_default()).ok()?;
+        let plain = text.len() <= longest && !text.bytes().any(|byte| byte.is_ascii_control());
+        plain.then(|| text.to_owned())
+    }
+
+    fn payload(&self) -> Option<&[u8]> {
+        self.fields.get("payload").or_else(|| self.fields.get("payload_json")).map(Vec::as_slice)
+    }
+
+    fn id(&self) -> Option<TaskId> {
+        TaskId::new(std::str::from_utf8(self.one_of(&ID)?).ok()?).ok()
+    }
+
+    /// What a task without a usable id is called.
+    fn stand_in_id(&self) -> TaskId {
+        let message: String = self.message.chars().filter(char::is_ascii_graphic).take(100).collect();
+        TaskId::new(format!("raw-{message}")).expect("invariant: short and printable")
+    }
+
+    fn kind(&self) -> Option<TaskType> {
+        match self.one_of(&KIND) {
+            None => Some(TaskType::default()),
+            Some(kind) => TaskType::new(std::str::from_utf8(kind).ok()?).ok(),
+        }
+    }
+
+    /// What a dead letter keeps of an entry that was refused, as JSON: its
+    /// payload as a string, or all fields where there is no legible one.
+    fn as_json(&self) -> String {
+        match self.payload().map(std::str::from_utf8) {
+            Some(Ok(payload)) if !payload.is_empty() => json_string(payload),
+            _ => {
+                let fields: Vec<String> = self
+                    .fields
+                    .iter()
+                    .map(|(name, value)| format!("{}:{}", json_string(name), json_string(&legible(value))))
+                    .collect();
+                format!("{{\"fields\":{{{}}}}}", fields.join(","))
+            }
+        }
+    }
+}
+
+impl Step<'_> {
+    /// Files waiting raw entries into their lanes; returns how many there were.
+    pub(super) fn file_raw(&mut self, limit: usize) -> usize {
+        let count = limit.min(self.queue.raw.len());
+        for _ in 0..count {
+            let entry = self.queue.raw.pop_front().expect("invariant: counted");
+            self.file(&entry);
+        }
+        count
+    }
+
+    fn file(&mut self, entry: &RawEntry) {
+        let range = self.policy.priority;
+        let mut problem = None;
+        let id = entry.id().unwrap_or_else(|| {
+            problem = Some("task_id is missing or is not 1 to 128 printable characters".to_owned());
+            entry.stand_in_id()
+        });
+        if self.queue.knows(&id) {
+            return;
+        }
+        let kind = entry.kind().unwrap_or_else(|| {
+            problem.get_or_insert_with(|| "tool_name may hold letters, digits and . _ / : - only".to_owned());
+            TaskType::default()
+        });
+        let priority = entry
+            .number(&["priority"], f64::from(range.default))
+            .filter(|given| given.fract() == 0.0 && (f64::from(range.min)..=f64::from(range.max)).contains(given));
+        let priority = priority.map(|given| given as u8).unwrap_or_else(|| {
+            let rule = || format!("priority must be a whole number from {} to {}", range.min, range.max);
+            problem.get_or_insert_with(rule);
+            range.default
+        });
+        let wish = problem.map_or_else(|| self.wish(entry, &kind, priority), Err);
+        match wish {
+            Ok(wish) => self.accept(id, &kind, priority, wish),
+            Err(problem) => self.refuse(id, &kind, priority, entry, &problem),
+        }
+    }
+
+    /// Reads the rest of an entry whose id, type and priority are good.
+    fn wish(&self, entry: &RawEntry, kind: &TaskType, priority: u8) -> Result<Wish, String> {
+        let payload = entry.payload().ok_or("payload is missing")?;
+        let payload = std::str::from_utf8(payload).map_err(|_| "payload is not UTF-8")?;
+        let (bytes, most) = (payload.len() as u64, self.policy.limits.payload_bytes);
+        if bytes > most {
+            return Err(format!("payload has {bytes} bytes, more than {most}"));
+        }
+        serde_json::from_str::<serde_json::Value>(payload).map_err(|_| "payload is not JSON")?;
+        let text = |names: &[&str], longest| {
+            let rule = "idempotency_key, tenant_id or trace_id is too long or not plain text";
+            entry.text(names, longest).ok_or(rule)
+        };
+        let mut names = Names {
+            key: text(&["idempotency_key", "idempotencyKey"], 512)?,
+            tenant: text(&["tenant_id", "tenantId"], 128)?,
+            trace: text(&["trace_id", "traceId", "traceparent"], 128)?,
+        };
+        let (max_retries, delay_ms) = self.numbers(entry)?;
+        if self.policy.idempotency.source == IdempotencySource::ContentHash {
+            names.key = sha1_smol::Sha1::from(format!("{kind}\n{payload}")).digest().to_string();
+        }
+        if names.key.is_empty() && self.policy.idempotency.requirement == IdempotencyRequirement::Required {
+            return Err("idempotency_key is missing, and this queue requires one".to_owned());
+        }
+        if self.is_new_lane(kind, priority) && self.queue.lanes.len() >= self.policy.limits.lanes as usize {
+            return Err("the queue has as many lanes (types times priorities) as it may have".to_owned());
+        }
+        Ok(Wish { names, payload: payload.to_owned(), delay_ms, max_retries })
+    }
+
+    /// The entry's own retry limit, if it has one, and its delay.
+    fn numbers(&self, entry: &RawEntry) -> Result<(Option<u32>, u64), String> {
+        let longest = self.policy.retry.deadline.as_millis() as f64;
+        let max_retries =
+            entry.number(&["max_retries", "maxRetries"], -1.0).filter(|n| (-1.0..=MOST_RETRIES).contains(n));
+        let delay = entry.number(&["delay_ms", "delayMs"], 0.0).filter(|ms| (0.0..=longest).contains(ms));
+        match (max_retries, delay) {
+            (Some(retries), Some(delay)) => Ok(((retries.floor() >= 0.0).then_some(retries as u32), delay as u64)),
+            _ => Err("max_retries or delay_ms is not a number, or not in range".to_owned()),
+        }
+    }
+
+    /// Makes the task, unless its key names one that is known: then the id is
+    /// another name for that one.
+    fn accept(&mut self, id: TaskId, kind: &TaskType, priority: u8, wish: Wish) {
+        let Wish { names, payload, delay_ms, max_retries } = wish;
+        if !names.key.is_empty()
+            && let Some(first) = self.queue.holder_of(&names.tenant, &names.key).cloned()
+        {
+            self.queue.aliases.insert(id, first);
+            return;
+        }
+        let record = self.new_record(kind, priority, names, max_retries);
+        let body = Body { payload, extras: Extras::default() };
+        self.create(Birth { id, record, due_ms: self.now + delay_ms, body });
+    }
+
+    /// Dead on arrival: it has an id, a result and a dead letter like any other.
+    fn refuse(&mut self, id: TaskId, kind: &TaskType, priority: u8, entry: &RawEntry, problem: &str) {
+        let record = self.new_record(kind, priority, Names::default(), None);
+        self.emit(&id, None, State::Queued, &record, "");
+        let body = Body { payload: entry.as_json(), extras: Extras::default() };
+        self.die(&id, record, body, &Mishap { outcome: "permanent", code: "invalid_input", error: problem });
+    }
+}
+
+/// A number as Lua reads it: decimal or hexadecimal, with white space around
+/// it. (Lua reads hexadecimal fractions too; they are no numbers here.)
+fn lua_number(text: &[u8]) -> Option<f64> {
+    let text = std::str::from_utf8(text.split(|byte| *byte == 0).next()?).ok()?;
+    let text = text.trim_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => (-1.0, digits),
+        None => (1.0, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if let Some(hex) = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+        let only_digits = hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+        return u64::from_str_radix(hex, 16).ok().filter(|_| only_digits).map(|number| sign * number as f64);
+    }
+    let decimal = digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-'));
+    digits.parse::<f64>().ok().filter(|_| decimal && !digits.starts_with(['+', '-'])).map(|number| sign * number)
+}
+
+/// Text as it is, else with bytes above ASCII spelt out.
+fn legible(value: &[u8]) -> String {
+    match std::str::from_utf8(value) {
+        Ok(text) => text.to_owned(),
+        Err(_) => value
+            .iter()
+            .map(|byte| if byte.is_ascii() { char::from(*byte).to_string() } else { format!("\\x{byte:02x}") })
+            .collect(),
+    }
+}
+
+/// A JSON string, escaped as `cjson` does it.
+fn json_string(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '/' => out.push_str("\\/"),
+            '\x08' => out.push_str("\\b"),
+            '\x0c' => out.push_str("\\f"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c.is_ascii_control() => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}

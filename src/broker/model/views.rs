@@ -1,0 +1,87 @@
+//! What can be seen of a queue and its tasks.
+
+use super::dead_letters::Decision;
+use super::record::{Finished, Record, time};
+use super::state::Queue;
+use crate::broker::{ListCursor, Page, QueueCounts, WorkerRecord};
+use crate::protocol::names::TaskId;
+use crate::protocol::state::State;
+use crate::protocol::task::TaskView;
+
+impl Queue {
+    /// One task, by its id or by an id that a raw producer sent for the same work.
+    pub(super) fn get(&self, id: &TaskId) -> Option<TaskView> {
+        let id = if self.knows(id) { id } else { self.aliases.get(id)? };
+        if let Some(record) = self.live.get(id) {
+            return Some(self.live_view(id, record));
+        }
+        self.done.get(id).map(|finished| self.finished_view(id, finished))
+    }
+
+    fn live_view(&self, id: &TaskId, record: &Record) -> TaskView {
+        let in_lane = |message| self.lanes.get(&record.lane())?.entry(message).map(|entry| &entry.body);
+        let body = record.message.map_or_else(|| self.parked.get(id), in_lane);
+        let due = match record.state {
+            _ if record.message.is_some() => None,
+            State::Scheduled => self.delayed.time_of(id),
+            _ => self.retrying.time_of(id),
+        };
+        let body = body.expect("invariant: a live task is in its lane or parked");
+        record.live_view(id, body, self.trails.get(id), due)
+    }
+
+    fn finished_view(&self, id: &TaskId, finished: &Finished) -> TaskView {
+        let replayed_as = match self.reviewed.get(id) {
+            Some(Decision::Replayed(task)) => Some(task.clone()),
+            _ => None,
+        };
+        let payload = self.letters.get(id).map(|letter| letter.shown.payload.clone());
+        TaskView { payload, replayed_as, ..finished.view(id) }
+    }
+
+    /// Tasks in a state: live ones by id, finished ones from the last on.
+    pub(super) fn list(&self, state: State, cursor: &ListCursor, limit: usize) -> Page<TaskView> {
+        let mut all: Vec<TaskView> = if state.is_final() {
+            let mut finished: Vec<_> = self.done.iter().filter(|(_, finished)| finished.state == state).collect();
+            finished.sort_by_key(|(_, finished)| std::cmp::Reverse(finished.number));
+            finished.into_iter().map(|(id, finished)| finished.view(id)).collect()
+        } else {
+            let live = self.live.iter().filter(|(_, record)| record.state == state);
+            live.map(|(id, record)| self.live_view(id, record)).collect()
+        };
+        let seen: usize = cursor.0.parse().unwrap_or(0);
+        let next = (all.len() > seen + limit).then(|| ListCursor((seen + limit).to_string()));
+        let items = all.drain(..).skip(seen).take(limit).collect();
+        Page { items, next }
+    }
+
+    pub(super) fn counts(&self) -> QueueCounts {
+        let running: usize = self.lanes.values().map(|lane| lane.running()).sum();
+        let in_lanes: usize = self.lanes.values().map(|lane| lane.len()).sum();
+        QueueCounts {
+            backlog: (in_lanes - running + self.raw.len()) as u64,
+            running: running as u64,
+            delayed: self.delayed.len() as u64,
+            retrying: self.retrying.len() as u64,
+            blocked: 0,
+            waiting_approval: 0,
+            dlq_pending: self.dlq_pending.len() as u64,
+            dead_lettered: self.dead.len() as u64,
+            finished: self.done.len() as u64,
+            oldest_task_time: self.oldest_ready().map(time),
+            workers: self.heartbeats.len() as u64,
+            outbox: self.outbox.len() as u64,
+            invalid_transitions: self.invalid_transitions,
+        }
+    }
+
+    /// The registered workers, by id.
+    pub(super) fn workers(&self) -> Vec<WorkerRecord> {
+        let record = |worker: &super::state::Worker| WorkerRecord {
+            info: worker.info.clone(),
+            started_at: time(worker.started_ms),
+            heartbeat_at: time(self.heartbeats.time_of(&worker.info.id).unwrap_or(0)),
+        };
+        self.workers.values().map(record).collect()
+    }
+}

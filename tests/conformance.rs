@@ -1,0 +1,34 @@
+//! One suite for every broker: each test is a claim about the queue, and holds
+//! on the model in memory, on Redis 7.0 (with both ways to find expired
+//! leases), on Redis 6.2, on Valkey 9.1 and on a Redis Cluster of three nodes.
+//!
+//! A claim is an `async fn(&Fixture)`. The `suite!` at the end of each module
+//! makes it a test on every broker, `redis_suite!` on every broker but the
+//! model: those look at the keys themselves, or break them on purpose.
+
+mod support;
+
+mod conformance {
+    #[macro_use]
+    mod fixture;
+
+    mod adopted;
+    mod bounds;
+    mod cancel;
+    mod carried;
+    mod damage;
+    mod dead_letters;
+    mod fencing;
+    mod idempotency;
+    mod order;
+    mod policy;
+    mod raw;
+    mod recovery;
+    mod seeds;
+    mod sweep;
+    mod time;
+    mod versions;
+    mod views;
+    mod waking;
+    mod workers;
+}

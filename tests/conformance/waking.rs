@@ -1,0 +1,133 @@
+//! Idle workers sleep without polling, and whatever makes work ready wakes one that can do it.
+
+use std::time::Duration;
+
+use windlass::broker::{Sleeper, Wake};
+use windlass::protocol::names::Capabilities;
+use windlass::protocol::policy::Mode;
+use windlass::{NewTask, NotBefore};
+
+use super::fixture::{Fixture, released, task, types};
+
+/// Long enough for any ring to come; only a test that fails waits for it.
+const LONG: Duration = Duration::from_secs(20);
+/// Long enough to notice a ring that should not be there.
+const SHORT: Duration = Duration::from_millis(50);
+
+/// A worker that has found nothing and sleeps with nothing left over to wake it.
+async fn idle(fx: &Fixture, capabilities: &Capabilities, mode: Mode) -> Box<dyn Sleeper> {
+    let mut sleeper = fx.broker.sleeper(capabilities).await.expect("a bed");
+    loop {
+        assert!(fx.claim_with("sleepy", capabilities, 1).await.tasks.is_empty());
+        if sleeper.sleep(mode, SHORT).await.expect("slept") == Wake::TimedOut {
+            return sleeper;
+        }
+    }
+}
+
+async fn wakes(sleeper: &mut Box<dyn Sleeper>, mode: Mode) {
+    assert_eq!(sleeper.sleep(mode, LONG).await.expect("slept"), Wake::Rung);
+}
+
+async fn sleeps_on(sleeper: &mut Box<dyn Sleeper>, mode: Mode) {
+    assert_eq!(sleeper.sleep(mode, SHORT).await.expect("slept"), Wake::TimedOut);
+}
+
+async fn a_new_task_wakes_a_sleeper(fx: &Fixture) {
+    let mut sleeper = idle(fx, &Capabilities::any(), Mode::Running).await;
+    let asleep = tokio::spawn(async move {
+        wakes(&mut sleeper, Mode::Running).await;
+    });
+    tokio::time::sleep(SHORT).await;
+    fx.add("a").await;
+    asleep.await.expect("woken");
+    fx.claim_one().await;
+}
+
+async fn a_raw_entry_wakes_a_sleeper(fx: &Fixture) {
+    let mut sleeper = idle(fx, &Capabilities::any(), Mode::Running).await;
+    fx.raw(&[("task_id", "t"), ("payload", "{}")]).await;
+    wakes(&mut sleeper, Mode::Running).await;
+    fx.claim_one().await;
+}
+
+async fn a_task_that_the_sleeper_cannot_do_lets_it_sleep(fx: &Fixture) {
+    let mut renders = idle(fx, &types(&["render"]), Mode::Running).await;
+    fx.add("send").await;
+    sleeps_on(&mut renders, Mode::Running).await;
+    fx.add("render").await;
+    wakes(&mut renders, Mode::Running).await;
+}
+
+async fn what_comes_back_wakes_a_sleeper(fx: &Fixture) {
+    let running = fx.running("a").await;
+    let mut sleeper = idle(fx, &Capabilities::any(), Mode::Running).await;
+    fx.settle(&running, released()).await;
+    wakes(&mut sleeper, Mode::Running).await;
+    fx.claim_one().await;
+    let mut sleeper = idle(fx, &Capabilities::any(), Mode::Running).await;
+    fx.expire_all().await;
+    wakes(&mut sleeper, Mode::Running).await;
+}
+
+async fn what_becomes_due_wakes_a_sleeper_when_it_is_promoted(fx: &Fixture) {
+    let later = NotBefore::After(Duration::from_secs(5));
+    let mut sleeper = idle(fx, &Capabilities::any(), Mode::Running).await;
+    fx.enqueue(NewTask { not_before: later, ..task("a") }).await;
+    sleeps_on(&mut sleeper, Mode::Running).await;
+    fx.advance(Duration::from_secs(5));
+    fx.promote(10).await;
+    wakes(&mut sleeper, Mode::Running).await;
+}
+
+async fn a_paused_queue_wakes_nobody_and_its_resumption_does(fx: &Fixture) {
+    fx.set(|policy| policy.mode = Mode::Paused).await;
+    let mut sleeper = idle(fx, &Capabilities::any(), Mode::Paused).await;
+    fx.add("a").await;
+    fx.raw(&[("task_id", "t"), ("payload", "{}")]).await;
+    sleeps_on(&mut sleeper, Mode::Paused).await;
+    fx.set(|policy| policy.mode = Mode::Running).await;
+    wakes(&mut sleeper, Mode::Paused).await;
+}
+
+async fn a_claim_that_leaves_work_behind_wakes_the_next_sleeper(fx: &Fixture) {
+    let mut sleeper = idle(fx, &Capabilities::any(), Mode::Running).await;
+    fx.broker.enqueue(&[task("a"), task("a")]).await.expect("taken");
+    wakes(&mut sleeper, Mode::Running).await;
+    fx.claim_one().await;
+    wakes(&mut sleeper, Mode::Running).await;
+    fx.claim_one().await;
+    sleeps_on(&mut sleeper, Mode::Running).await;
+}
+
+/// closes: one message does not wake zero workers (a worker dies between bell and claim)
+async fn a_promotion_rings_again_for_work_that_nobody_came_for(fx: &Fixture) {
+    let mut died = idle(fx, &Capabilities::any(), Mode::Running).await;
+    let mut other = idle(fx, &Capabilities::any(), Mode::Running).await;
+    fx.add("a").await;
+    wakes(&mut died, Mode::Running).await;
+    sleeps_on(&mut other, Mode::Running).await;
+    fx.promote(1).await;
+    wakes(&mut other, Mode::Running).await;
+}
+
+async fn a_worker_that_ends_passes_its_ring_on(fx: &Fixture) {
+    let mut leaving = idle(fx, &Capabilities::any(), Mode::Running).await;
+    let mut other = idle(fx, &Capabilities::any(), Mode::Running).await;
+    fx.add("a").await;
+    wakes(&mut leaving, Mode::Running).await;
+    assert!(fx.claim(0).await.is_empty());
+    wakes(&mut other, Mode::Running).await;
+}
+
+suite! {
+    a_new_task_wakes_a_sleeper,
+    a_raw_entry_wakes_a_sleeper,
+    a_task_that_the_sleeper_cannot_do_lets_it_sleep,
+    what_comes_back_wakes_a_sleeper,
+    what_becomes_due_wakes_a_sleeper_when_it_is_promoted,
+    a_paused_queue_wakes_nobody_and_its_resumption_does,
+    a_claim_that_leaves_work_behind_wakes_the_next_sleeper,
+    a_promotion_rings_again_for_work_that_nobody_came_for,
+    a_worker_that_ends_passes_its_ring_on,
+}

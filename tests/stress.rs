@@ -1,0 +1,29 @@
+//! Nothing is lost and nothing is done twice, whatever dies in between.
+
+mod support;
+
+use std::sync::Arc;
+
+use support::load::{Load, hasty_policy};
+use support::servers::{Flavor, Server};
+use support::{fresh_queue, owner};
+use windlass::broker::Broker;
+use windlass::broker::redis::{RedisBroker, RedisOptions};
+use windlass::protocol::keys::Keys;
+
+/// 16 clients on one queue, answers lost and workers dying all the time.
+/// Closes: "the reply to a claim is lost, the task waits for the timeout".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_thousand_tasks_survive_clients_that_are_cut_off_and_die() {
+    let server = Server::start(Flavor::Redis70).await;
+    let url = server.url();
+    let keys = Keys::new(&fresh_queue());
+    let connect = move || Arc::new(RedisBroker::new(keys.clone(), RedisOptions::new(&url)).expect("a usable URL"));
+    let broker = connect();
+    broker.provision(&owner(), &hasty_policy()).await.expect("the queue is made");
+    let load = Load { tasks: 100_000, workers: 16, producers: 4, cut_percent: 5, connect: Box::new(connect) };
+    let account = load.run().await;
+    account.check(&broker).await;
+    println!("{} answers lost, {} workers died", account.cuts, account.deaths);
+    assert!(account.cuts > 100 && account.deaths > 5, "the load did its worst");
+}
