@@ -230,8 +230,9 @@ pub struct ClaimRequest<'a> {
     /// wake-up that it cannot use.
     pub limit: usize,
     /// After an answer was lost: what the worker knows it holds. What else it
-    /// holds by the broker's books is handed out again.
-    pub recover: Option<&'a [TaskId]>,
+    /// holds by the broker's books is handed out again, also a newer claim of
+    /// the same task.
+    pub recover: Option<&'a [Lease]>,
 }
 
 /// What a claim gave.

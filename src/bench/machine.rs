@@ -44,6 +44,22 @@ fn cpu_model(cpuinfo: &str) -> String {
     cpuinfo.lines().find_map(model).unwrap_or_else(|| "unknown processor".to_owned())
 }
 
+/// Processor time of this process and of those that it has started and seen the end of.
+pub(super) fn client_cpu_seconds() -> f64 {
+    cpu_seconds(&std::fs::read_to_string("/proc/self/stat").unwrap_or_default())
+}
+
+/// From a line of /proc/PID/stat. The program's name, in parentheses, may hold anything.
+fn cpu_seconds(stat: &str) -> f64 {
+    // The unit is fixed, whatever the kernel's own ticks are.
+    const TICKS_A_SECOND: f64 = 100.0;
+    // utime, stime, cutime and cstime, counted from behind the name.
+    const PLACES: std::ops::Range<usize> = 11..15;
+    let words: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+    let ticks = words.get(PLACES).unwrap_or_default().iter().filter_map(|word| word.parse::<f64>().ok());
+    ticks.sum::<f64>() / TICKS_A_SECOND
+}
+
 /// Reads a list of cores like `0-1,4`.
 fn core_list(list: &str) -> Vec<usize> {
     let part = |part: &str| {
@@ -135,6 +151,13 @@ mod tests {
         assert_eq!(core_list("0-2,5"), [0, 1, 2, 5]);
         assert_eq!(core_list("3"), [3]);
         assert_eq!(core_list("what, -"), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn processor_time_is_read_behind_the_name() {
+        let stat = "77 (a) b (c)) R 1 2 3 4 5 6 7 8 9 10 150 50 20 30 20 0 1 0";
+        assert_eq!(cpu_seconds(stat), 2.5);
+        assert_eq!(cpu_seconds("nonsense"), 0.0);
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     }
     let row = |measure: &str, plain: &[f64], bullmq: &[f64], asynq: &[f64]| {
         let row = Row::new(measure).value(System::Windlass, plain).value(System::Bullmq, bullmq);
-        row.value(System::Asynq, asynq).ratio_to(System::Bullmq).ratio_to(System::Asynq)
+        row.value(System::Asynq, asynq).ratio_to(System::Bullmq)
     };
     let queued = row("memory, queued, bytes/task", &plain.queued, &bullmq.queued, &asynq.queued);
     let met =

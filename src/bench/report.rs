@@ -46,6 +46,8 @@ pub(super) struct Row {
     pub(super) values: BTreeMap<System, Spread>,
     /// Windlass's median over another one.
     ratios: Vec<Ratio>,
+    /// What else is to be said.
+    note: Option<String>,
     /// What was hoped for.
     budget: Option<Verdict>,
 }
@@ -68,7 +70,7 @@ struct Verdict {
 impl Row {
     /// An empty line.
     pub(super) fn new(measure: impl Into<String>) -> Self {
-        Self { measure: measure.into(), values: BTreeMap::new(), ratios: Vec::new(), budget: None }
+        Self { measure: measure.into(), values: BTreeMap::new(), ratios: Vec::new(), note: None, budget: None }
     }
 
     /// Adds what the runs of a system gave; nothing if there were none.
@@ -98,6 +100,12 @@ impl Row {
         self
     }
 
+    /// Adds a remark.
+    pub(super) fn note(mut self, note: Option<String>) -> Self {
+        self.note = note;
+        self
+    }
+
     /// Sets the budget: every ratio, of which there must be so many, has to keep it.
     pub(super) fn budget(mut self, budget: &str, ratios: usize, keeps: impl Fn(f64) -> bool) -> Self {
         let met = (self.ratios.len() >= ratios).then(|| self.ratios.iter().all(|ratio| keeps(ratio.value)));
@@ -114,8 +122,12 @@ impl Row {
     fn cells(&self) -> Vec<String> {
         let mut cells = vec![self.measure.clone()];
         cells.extend(System::ALL.map(|system| self.values.get(&system).map(show_spread).unwrap_or_default()));
-        let ratio = |ratio: &Ratio| format!("{:.2}× {}", ratio.value, ratio.over);
-        cells.push(self.ratios.iter().map(ratio).collect::<Vec<_>>().join(", "));
+        let ratio = |ratio: &Ratio| {
+            let digits = if ratio.value < 0.1 { 3 } else { 2 };
+            format!("{:.digits$}× {}", ratio.value, ratio.over)
+        };
+        let beside: Vec<String> = self.ratios.iter().map(ratio).chain(self.note.clone()).collect();
+        cells.push(beside.join(", "));
         cells.push(self.budget.as_ref().map(show_verdict).unwrap_or_default());
         cells
     }
@@ -139,10 +151,11 @@ fn show_spread(spread: &Spread) -> String {
 /// A number with as many digits as say something.
 pub(super) fn show(value: f64) -> String {
     match value.abs() {
-        size if size >= 1000.0 => grouped(value),
-        size if size >= 100.0 => format!("{value:.0}"),
-        size if size >= 10.0 => format!("{value:.1}"),
-        0.0 => "0".to_owned(),
+        size if size >= 999.5 => grouped(value),
+        size if size >= 99.95 => format!("{value:.0}"),
+        // A count has nothing behind the point.
+        size if size.fract() == 0.0 => format!("{value:.0}"),
+        size if size >= 9.995 => format!("{value:.1}"),
         _ => format!("{value:.2}"),
     }
 }
@@ -220,8 +233,8 @@ mod tests {
 
     #[test]
     fn numbers_have_as_many_digits_as_say_something() {
-        let shown = [1_234_567.8, 999.6, 1000.0, 99.96, 12.34, 1.234, 0.001, 0.0, -1234.0].map(show);
-        assert_eq!(shown, ["1,234,568", "1000", "1,000", "100.0", "12.3", "1.23", "0.00", "0", "-1,234"]);
+        let shown = [1_234_567.8, 999.6, 1000.0, 99.96, 12.34, 1.234, 0.001, 0.0, 4.0, -1234.0].map(show);
+        assert_eq!(shown, ["1,234,568", "1,000", "1,000", "100", "12.3", "1.23", "0.00", "0", "4", "-1,234"]);
     }
 
     #[test]
@@ -237,8 +250,8 @@ mod tests {
         assert_eq!(kept.cells(), cells);
         let broken = row.clone().budget("≥ 4×", 1, |ratio| ratio >= 4.0);
         assert_eq!(broken.cells()[6], "≥ 4×: **not met**");
-        let unknown = row.budget("≥ 3× both", 2, |ratio| ratio >= 3.0);
-        assert_eq!(unknown.cells()[6], "≥ 3× both: not judged");
+        let unknown = row.note(Some("so far".to_owned())).budget("≥ 3× both", 2, |ratio| ratio >= 3.0);
+        assert_eq!(unknown.cells()[5..], ["3.00× BullMQ, so far", "≥ 3× both: not judged"]);
     }
 
     #[test]
@@ -248,7 +261,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "| measure | windlass | bare | BullMQ | asynq | ratio | budget |");
         assert_eq!(lines[1], "| ------- | -------- | ---- | ------ | ----- | ----- | ------ |");
-        assert_eq!(lines[2], "| a       | 1.00     |      |        |       |       |        |");
+        assert_eq!(lines[2], "| a       | 1        |      |        |       |       |        |");
         assert_eq!(lines[3], "| longer  |          | 2.50 |        |       |       |        |");
     }
 

@@ -84,7 +84,11 @@ impl Server {
 
     /// Stops it.
     pub(super) async fn stop(mut self) -> Result<()> {
-        self.child.kill().await.context("the benchmark's Redis could not be stopped")
+        // Ctrl-C reaches it too: it may have ended by itself.
+        if self.child.try_wait()?.is_none() {
+            self.child.kill().await.context("the benchmark's Redis could not be stopped")?;
+        }
+        Ok(())
     }
 
     /// Forgets all data.
@@ -121,7 +125,9 @@ impl Server {
 fn worst_entry(log: &Reply) -> Option<(f64, String)> {
     let entry = |entry: &Reply| {
         let [_, _, took, words, ..] = entry.items() else { return None };
-        let words: Vec<&str> = words.items().iter().take(2).map(Reply::text).collect();
+        // A script's digest is cut: eight letters tell it from the others.
+        let cut = |word: &Reply| word.text().chars().take(8).collect::<String>();
+        let words: Vec<String> = words.items().iter().take(2).map(cut).collect();
         Some((took.number()? as f64 / 1000.0, words.join(" ")))
     };
     log.items().iter().filter_map(entry).max_by(|a, b| a.0.total_cmp(&b.0))

@@ -5,7 +5,7 @@
 //! tests of code that needs a broker use it by itself. Must not know: Redis,
 //! randomness, or any clock but the one that it is given.
 //!
-//! Main flow: each operation locks the one [`Queue`], runs one [`Step`] on it
+//! Main flow: each operation locks the one `Queue`, runs one `Step` on it
 //! to its end, and rings the bells that the step asked for. The steps are
 //! synchronous functions of queue, time and arguments, in the files below by
 //! concern.
@@ -15,6 +15,7 @@
 //! are handed back, evicted or swept come lane by lane in the order of names
 //! here and in no order there, and a sweep looks at everything at once.
 
+mod cancelling;
 mod claiming;
 mod dead_letters;
 mod enqueue;

@@ -404,7 +404,7 @@ impl Broker for RedisBroker {
         let mut call = self.call(&SCRIPTS.claim);
         Self::claim_args(&mut call, &request);
         for held in request.recover.unwrap_or_default() {
-            call.push(held.as_str());
+            call.push(held.task.as_str()).push(held.epoch.0);
         }
         let read = |value| -> std::result::Result<Claimed, Malformed> {
             let [mode, tasks] = parts(value)?;
@@ -420,8 +420,8 @@ impl Broker for RedisBroker {
         Self::claim_args(&mut call, &next);
         let held = next.recover.unwrap_or_default();
         call.push(held.len());
-        for id in held {
-            call.push(id.as_str());
+        for lease in held {
+            call.push(lease.task.as_str()).push(lease.epoch.0);
         }
         call.push(settlements.len());
         for Settlement { lease, outcome, dice } in settlements {

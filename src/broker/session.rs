@@ -123,12 +123,12 @@ impl Session {
         self.mode
     }
 
-    fn request<'a>(&'a self, limit: usize, recover: Option<&'a [TaskId]>) -> ClaimRequest<'a> {
+    fn request<'a>(&'a self, limit: usize, recover: Option<&'a [Lease]>) -> ClaimRequest<'a> {
         ClaimRequest { worker: &self.worker, capabilities: &self.capabilities, limit, recover }
     }
 
-    fn uncertain_holdings(&self) -> Option<Vec<TaskId>> {
-        (!self.certain).then(|| self.held.keys().cloned().collect())
+    fn uncertain_holdings(&self) -> Option<Vec<Lease>> {
+        (!self.certain).then(|| self.held.values().cloned().collect())
     }
 
     fn take(&mut self, tasks: &[ClaimedTask]) {

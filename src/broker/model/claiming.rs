@@ -45,14 +45,17 @@ impl Step<'_> {
         Claimed { tasks, mode }
     }
 
-    /// After an answer was lost: what is pending for the worker and not among what it holds.
-    fn hand_back(&self, worker: &WorkerId, held: &[TaskId]) -> Vec<ClaimedTask> {
+    /// After an answer was lost: what is pending for the worker and not among
+    /// what it holds. By epoch: the lost call may have settled a task and
+    /// claimed it again.
+    fn hand_back(&self, worker: &WorkerId, held: &[Lease]) -> Vec<ClaimedTask> {
         let mut tasks = Vec::new();
         for lane in self.queue.lanes.values() {
             for message in lane.pending_of(worker, MOST_HANDED_BACK) {
                 let entry = lane.entry(message).expect("invariant: what is pending is in the lane");
+                let known = held.iter().rfind(|lease| lease.task == entry.task).map(|lease| lease.epoch.0);
                 let record = self.runs_on(&entry.task, message, worker);
-                if let Some(record) = record.filter(|_| !held.contains(&entry.task)) {
+                if let Some(record) = record.filter(|record| Some(record.epoch) != known) {
                     tasks.push(record.claimed(&entry.task, &entry.body));
                 }
             }
@@ -167,5 +170,181 @@ impl Step<'_> {
             queue.heartbeats.put(worker, self.now);
         }
         answers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::*;
+    use crate::broker::{Broker, Cancelled, ClaimRequest, Claimed, Extended, Lease, Outcome, Settled};
+    use crate::protocol::names::Capabilities;
+    use crate::protocol::policy::{Mode, Policy, PriorityOrder};
+    use crate::protocol::state::{RetryReason, State};
+    use crate::protocol::task::{NewTask, NotBefore};
+    use std::time::Duration;
+
+    fn urgent(name: &str, priority: u8) -> NewTask {
+        NewTask { priority: Some(priority), ..task(name) }
+    }
+
+    fn of_type(name: &str, of: &str) -> NewTask {
+        NewTask { task_type: kind(of), ..task(name) }
+    }
+
+    #[tokio::test]
+    async fn the_most_urgent_task_comes_first_and_equals_in_their_order() {
+        let mut policy = Policy::default();
+        let rig = Rig::new(policy.clone()).await;
+        let tasks = [urgent("low", 1), urgent("a", 5), urgent("b", 5), urgent("high", 10)];
+        rig.try_enqueue(&tasks).await.expect("taken");
+        assert_eq!(ids(&rig.claim("w", 2).await), ["high", "a"]);
+        policy.priority.order = PriorityOrder::LowestFirst;
+        rig.provision(&policy).await;
+        assert_eq!(ids(&rig.claim("w", 9).await), ["low", "b"], "the new policy orders what was there");
+    }
+
+    #[tokio::test]
+    async fn what_ran_before_goes_first_within_its_priority() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("old")).await;
+        let lease = rig.claim_one("w").await;
+        rig.try_enqueue(&[task("new"), urgent("high", 9)]).await.expect("taken");
+        let released = rig.settle(&lease, Outcome::Released { delay: Duration::ZERO }).await;
+        assert!(matches!(released, Settled::Retrying { .. }));
+        assert_eq!(ids(&rig.claim("w", 3).await), ["high", "old", "new"]);
+    }
+
+    #[tokio::test]
+    async fn a_lane_that_was_served_stands_behind_one_whose_head_waits_longer() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(of_type("a1", "a")).await;
+        rig.advance(10);
+        rig.enqueue(of_type("b1", "b")).await;
+        rig.advance(10);
+        rig.try_enqueue(&[of_type("a2", "a"), of_type("b2", "b")]).await.expect("taken");
+        let mut order = Vec::new();
+        for _ in 0..4 {
+            order.push(rig.claim_one("w").await.task.to_string());
+        }
+        assert_eq!(order, ["a1", "b1", "a2", "b2"]);
+    }
+
+    #[tokio::test]
+    async fn a_lane_that_is_alone_keeps_its_place() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.try_enqueue(&[of_type("a1", "a"), of_type("a2", "a")]).await.expect("taken");
+        rig.advance(10);
+        rig.enqueue(of_type("a3", "a")).await;
+        rig.claim("w", 2).await;
+        rig.advance(10);
+        rig.enqueue(of_type("b1", "b")).await;
+        let counts = rig.model.counts().await.expect("counts");
+        assert_eq!(counts.oldest_task_time.expect("ready").as_millisecond() as u64, START_MS, "as in Redis");
+    }
+
+    #[tokio::test]
+    async fn lanes_that_became_ready_together_are_served_by_name() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.try_enqueue(&[of_type("2", "b"), of_type("1", "a"), of_type("3", "c")]).await.expect("taken");
+        assert_eq!(ids(&rig.claim("w", 3).await), ["1", "2", "3"]);
+    }
+
+    #[tokio::test]
+    async fn a_worker_gets_only_what_it_can_do() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.try_enqueue(&[of_type("a1", "a"), of_type("b1", "b"), of_type("a2", "a")]).await.expect("taken");
+        let only_a = Capabilities::of([kind("a")]).expect("few");
+        assert_eq!(ids(&rig.claim_as("w", &only_a, 9).await), ["a1", "a2"]);
+        assert!(rig.claim_as("w", &only_a, 9).await.is_empty());
+        assert_eq!(ids(&rig.claim("v", 9).await), ["b1"]);
+    }
+
+    #[tokio::test]
+    async fn each_claim_has_the_next_epoch_and_says_what_it_took() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("a")).await;
+        rig.claim_one("w").await;
+        rig.model.reclaim_from(&worker("w"), RetryReason::PodGone).await.expect("taken back");
+        rig.advance(5);
+        let claimed = rig.claim("v", 1).await.pop().expect("ready again");
+        assert_eq!((claimed.lease.epoch.0, claimed.crash_count), (2, 1));
+        assert_eq!(claimed.claimed_at.as_millisecond() as u64, START_MS + 5);
+        assert_eq!(claimed.execution_key(), "a:0");
+        let moves = rig.moves().await;
+        assert_eq!(moves[2], ["a running retrying pod_gone w"]);
+        let detail = r#"{"from":"w","message":"1-0","reason":"pod_gone"}"#;
+        assert_eq!(moves[3], [format!("a retrying running {detail} v")]);
+    }
+
+    #[tokio::test]
+    async fn a_task_past_its_deadline_dies_instead_of_running() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.try_enqueue(&[task("late"), task("later")]).await.expect("taken");
+        let deadline = Policy::default().retry.deadline.as_millis() as u64;
+        rig.advance(deadline);
+        assert_eq!(ids(&rig.claim("w", 1).await), ["late"], "it is due to the last millisecond");
+        rig.advance(1);
+        assert!(rig.claim("w", 1).await.is_empty());
+        let view = rig.get("later").await;
+        assert_eq!((view.state, view.error_code.as_deref()), (State::DlqPending, Some("deadline_exceeded")));
+    }
+
+    #[tokio::test]
+    async fn a_claim_brings_up_a_bounded_number_of_due_tasks() {
+        let rig = Rig::new(Policy::default()).await;
+        let soon =
+            |n: u32| NewTask { not_before: NotBefore::After(Duration::from_millis(5)), ..task(&format!("t{n:02}")) };
+        let tasks: Vec<_> = (0..20).map(soon).collect();
+        rig.try_enqueue(&tasks).await.expect("taken");
+        assert!(rig.claim("w", 50).await.is_empty());
+        rig.advance(5);
+        assert_eq!(rig.claim("w", 50).await.len(), 16);
+        assert_eq!(rig.claim("w", 50).await.len(), 4);
+    }
+
+    async fn recover(rig: &Rig, held: &[Lease]) -> Claimed {
+        let (w, capabilities) = (worker("w"), Capabilities::any());
+        let request = ClaimRequest { worker: &w, capabilities: &capabilities, limit: 5, recover: Some(held) };
+        rig.model.claim(request).await.expect("a claim")
+    }
+
+    #[tokio::test]
+    async fn a_queue_that_does_not_run_gives_nothing_but_what_is_handed_back() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.try_enqueue(&[task("a"), task("b"), task("c")]).await.expect("taken");
+        let held = rig.claim("w", 2).await;
+        rig.provision(&Policy { mode: Mode::Paused, ..Policy::default() }).await;
+        assert!(rig.claim("w", 1).await.is_empty());
+        let claimed = recover(&rig, &[held[0].lease.clone()]).await;
+        assert_eq!((&claimed.tasks[..], claimed.mode), (&held[1..], Mode::Paused), "it is the same claim");
+    }
+
+    #[tokio::test]
+    async fn a_newer_claim_of_a_task_that_the_worker_holds_is_handed_back() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("a")).await;
+        let old = rig.claim_one("w").await;
+        rig.settle(&old, Outcome::Released { delay: Duration::ZERO }).await;
+        let new = rig.claim_one("w").await;
+        assert_eq!(recover(&rig, &[old]).await.tasks[0].lease, new);
+        assert!(recover(&rig, &[new]).await.tasks.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_lease_is_renewed_while_it_is_ones_own() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.try_enqueue(&[task("a"), task("b"), task("c")]).await.expect("taken");
+        let leases: Vec<_> = rig.claim("w", 3).await.into_iter().map(|task| task.lease).collect();
+        assert_eq!(rig.cancel("b").await, Cancelled::Done { from: State::Running });
+        rig.settle(&leases[2], success()).await;
+        rig.advance(299_999);
+        let answers = rig.model.extend(&worker("w"), &leases).await.expect("answers");
+        assert_eq!(answers, [Extended::Renewed, Extended::Cancelled, Extended::Lost]);
+        rig.advance(299_999);
+        assert!(rig.reclaim().await.requeued.is_empty());
+        rig.advance(1);
+        assert_eq!(rig.reclaim().await.requeued, [id("a")]);
+        let answers = rig.model.extend(&worker("w"), &leases[..1]).await.expect("answers");
+        assert_eq!(answers, [Extended::Lost], "what was taken back is not stolen back");
     }
 }

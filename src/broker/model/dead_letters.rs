@@ -140,3 +140,114 @@ impl Step<'_> {
         Discarded::Done
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::*;
+    use crate::broker::{Broker, DiscardRequest, Discarded, Recorded, ReplayRequest, Replayed};
+    use crate::protocol::names::{DeadLetterId, IdempotencyKey, TenantId};
+    use crate::protocol::policy::{IdempotencyScope, Policy};
+    use crate::protocol::state::State;
+    use crate::protocol::task::{NewTask, Payload};
+
+    fn keyed(name: &str) -> NewTask {
+        let idempotency_key = Some(IdempotencyKey::new("k").expect("valid"));
+        let tenant_id = Some(TenantId::new("t").expect("valid"));
+        NewTask { idempotency_key, tenant_id, priority: Some(7), max_retries: Some(2), ..task(name) }
+    }
+
+    async fn record(rig: &Rig, id: &DeadLetterId) -> Recorded {
+        rig.model.record_dead_letter(id).await.expect("an answer")
+    }
+
+    async fn replay(rig: &Rig, dead_letter: &DeadLetterId, new: &str, payload: Option<Payload>) -> Replayed {
+        let request = ReplayRequest { dead_letter: dead_letter.clone(), new_id: id(new), payload };
+        rig.model.replay(&request).await.expect("an answer")
+    }
+
+    async fn discard(rig: &Rig, dead_letter: &DeadLetterId, person: &str) -> Discarded {
+        let (person, reason) = (person.to_owned(), "obsolete".to_owned());
+        let request = DiscardRequest { dead_letter: dead_letter.clone(), person, reason };
+        rig.model.discard(&request).await.expect("an answer")
+    }
+
+    #[tokio::test]
+    async fn a_dead_task_fails_only_when_its_letter_is_recorded() {
+        let rig = Rig::new(Policy::default()).await;
+        let dead = rig.dead(task("a")).await;
+        let pending = rig.model.pending_dead_letters(9).await.expect("letters");
+        assert_eq!((pending[0].error.as_str(), pending[0].error_code.as_str()), ("no such address", "bad_address"));
+        assert_eq!((pending[0].history[0].outcome.as_str(), pending[0].history[0].worker.as_str()), ("permanent", "w"));
+        assert_eq!(record(&rig, &letter("a#7")).await, Recorded::InvalidTransition);
+        assert_eq!(record(&rig, &dead).await, Recorded::Done);
+        assert_eq!(record(&rig, &dead).await, Recorded::AlreadyRecorded);
+        assert_eq!(record(&rig, &letter("nobody#1")).await, Recorded::Unknown);
+        assert_eq!(rig.model.dead_letter(&dead).await.expect("an answer").as_ref(), Some(&pending[0]));
+        let view = rig.get("a").await;
+        assert_eq!(
+            (view.state, view.dlq_id.as_deref(), view.payload),
+            (State::Failed, Some("a#1"), Some(pending[0].payload.clone()))
+        );
+        let last = rig.moves().await.pop().expect("moves");
+        assert_eq!(last, ["a dlq_pending dlq_recorded a#1 -", "a dlq_recorded failed bad_address -"]);
+    }
+
+    #[tokio::test]
+    async fn a_replay_keeps_every_option_and_happens_once() {
+        let rig = Rig::new(Policy::default()).await;
+        let dead = rig.dead(keyed("a")).await;
+        assert_eq!(replay(&rig, &dead, "b", None).await, Replayed::Unknown, "it is not recorded yet");
+        record(&rig, &dead).await;
+        assert_eq!(replay(&rig, &letter("a#9"), "b", None).await, Replayed::Unknown);
+        assert_eq!(replay(&rig, &dead, "b", None).await, Replayed::Done { task: id("b") });
+        assert_eq!(replay(&rig, &dead, "c", None).await, Replayed::AlreadyReplayed { task: id("b") });
+        assert_eq!(discard(&rig, &dead, "ada").await, Discarded::AlreadyReplayed { task: id("b") });
+        let (old, new) = (rig.get("a").await, rig.get("b").await);
+        assert_eq!(old.replayed_as, Some(id("b")));
+        assert_eq!(new.extras.replay_of.as_deref(), Some("a#1"));
+        assert_eq!((new.payload, new.priority, new.max_retries), (old.payload, 7, Some(2)));
+        assert_eq!((new.idempotency_key, new.tenant_id), (old.idempotency_key, old.tenant_id));
+        assert_eq!((new.state, new.epoch.0, new.retry_count), (State::Queued, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_replay_may_correct_the_payload_but_not_take_a_key_from_a_live_task() {
+        let rig = Rig::new(Policy::default()).await;
+        let dead = rig.dead(keyed("a")).await;
+        record(&rig, &dead).await;
+        rig.enqueue(keyed("holder")).await;
+        assert_eq!(replay(&rig, &dead, "b", None).await, Replayed::KeyTaken { by: id("holder") });
+        rig.cancel("holder").await;
+        let fixed = Payload::from_json("\"fixed\"").expect("JSON");
+        assert_eq!(replay(&rig, &dead, "b", Some(fixed.clone())).await, Replayed::Done { task: id("b") });
+        assert_eq!(rig.get("b").await.payload, Some(fixed));
+    }
+
+    #[tokio::test]
+    async fn a_dead_letter_that_keeps_its_key_can_be_replayed_all_the_same() {
+        let mut policy = Policy::default();
+        policy.idempotency.scope = IdempotencyScope::Retained;
+        let rig = Rig::new(policy).await;
+        let dead = rig.dead(keyed("a")).await;
+        record(&rig, &dead).await;
+        assert!(!rig.enqueue(keyed("x")).await.created);
+        assert_eq!(replay(&rig, &dead, "b", None).await, Replayed::Done { task: id("b") });
+        assert_eq!(rig.enqueue(keyed("x")).await.id, id("b"), "the key stands for the new task");
+    }
+
+    #[tokio::test]
+    async fn a_discard_may_need_two_different_people() {
+        let rig = Rig::new(Policy { discard_approvals: 2, ..Policy::default() }).await;
+        let dead = rig.dead(task("a")).await;
+        assert_eq!(discard(&rig, &dead, "ada").await, Discarded::Unknown);
+        record(&rig, &dead).await;
+        assert_eq!(discard(&rig, &dead, "ada").await, Discarded::AwaitingSecond);
+        assert_eq!(discard(&rig, &dead, "ada").await, Discarded::SamePerson);
+        assert_eq!(rig.model.counts().await.expect("counts").dead_lettered, 1);
+        assert_eq!(discard(&rig, &dead, "bob").await, Discarded::Done);
+        assert_eq!(discard(&rig, &dead, "bob").await, Discarded::AlreadyDiscarded);
+        assert_eq!(replay(&rig, &dead, "b", None).await, Replayed::Discarded);
+        assert_eq!(rig.model.counts().await.expect("counts").dead_lettered, 0);
+        assert!(rig.model.dead_letter(&dead).await.expect("an answer").is_some(), "it can still be read");
+    }
+}

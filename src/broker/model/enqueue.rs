@@ -134,3 +134,146 @@ pub(super) struct Names {
     pub(super) tenant: String,
     pub(super) trace: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::*;
+    use crate::broker::{Broker, BrokerError, Settled};
+    use crate::protocol::names::{IdempotencyKey, TenantId};
+    use crate::protocol::policy::{
+        EventRecording, IdempotencyRequirement, IdempotencyScope, IdempotencySource, Mode, Policy,
+    };
+    use crate::protocol::state::State;
+    use crate::protocol::task::{NewTask, NotBefore, Payload};
+    use std::time::Duration;
+
+    fn keyed(name: &str, key: &str) -> NewTask {
+        NewTask { idempotency_key: Some(IdempotencyKey::new(key).expect("valid")), ..task(name) }
+    }
+
+    fn of_tenant(task: NewTask, tenant: &str) -> NewTask {
+        NewTask { tenant_id: Some(TenantId::new(tenant).expect("valid")), ..task }
+    }
+
+    async fn refusal(rig: &Rig, tasks: &[NewTask]) -> String {
+        rig.try_enqueue(tasks).await.expect_err("refused").to_string()
+    }
+
+    #[tokio::test]
+    async fn a_task_is_ready_at_once_or_when_its_time_has_come() {
+        let rig = Rig::new(Policy::default()).await;
+        let later = NewTask { not_before: NotBefore::After(Duration::from_secs(5)), ..task("later") };
+        let past =
+            NewTask { not_before: NotBefore::At("1999-12-31T00:00:00Z".parse().expect("a time")), ..task("past") };
+        let made = rig.try_enqueue(&[task("now"), later, past]).await.expect("taken");
+        let states: Vec<_> = made.iter().map(|task| (task.state, task.created)).collect();
+        assert_eq!(states, [(State::Queued, true), (State::Scheduled, true), (State::Queued, true)]);
+        assert_eq!(rig.get("later").await.due_at, Some(super::super::record::time(START_MS + 5000)));
+        let first = ["now new queued - -", "later new scheduled - -", "past new queued - -"];
+        assert_eq!(rig.moves().await, [first], "one entry an operation");
+    }
+
+    #[tokio::test]
+    async fn a_repeated_enqueue_is_the_same_task() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("a")).await;
+        let lease = rig.claim_one("w").await;
+        let again = rig.enqueue(task("a")).await;
+        assert_eq!((again.state, again.created), (State::Running, false));
+        rig.settle(&lease, success()).await;
+        assert_eq!(rig.enqueue(task("a")).await.state, State::Succeeded);
+        let batch = rig.try_enqueue(&[task("b"), task("b"), keyed("c", "k"), keyed("d", "k")]).await.expect("taken");
+        assert_eq!(batch.iter().map(|task| task.created).collect::<Vec<_>>(), [true, false, true, false]);
+        assert_eq!(batch[3].id, id("c"));
+    }
+
+    #[tokio::test]
+    async fn a_key_stands_for_its_first_task_within_its_tenant() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(of_tenant(keyed("a", "k"), "t1")).await;
+        assert_eq!(rig.enqueue(of_tenant(keyed("b", "k"), "t1")).await.id, id("a"));
+        assert!(rig.enqueue(of_tenant(keyed("c", "k"), "t2")).await.created);
+        assert!(rig.enqueue(keyed("d", "k")).await.created);
+    }
+
+    #[tokio::test]
+    async fn a_key_is_released_as_the_scope_says() {
+        let kept_after = [
+            (IdempotencyScope::Live, [false, false]),
+            (IdempotencyScope::LiveAndSucceeded, [true, false]),
+            (IdempotencyScope::Retained, [true, true]),
+        ];
+        for (scope, [success_keeps, cancel_keeps]) in kept_after {
+            let mut policy = Policy::default();
+            policy.idempotency.scope = scope;
+            let rig = Rig::new(policy).await;
+            rig.enqueue(keyed("done", "k1")).await;
+            let lease = rig.claim_one("w").await;
+            assert_eq!(rig.settle(&lease, success()).await, Settled::Succeeded);
+            rig.enqueue(keyed("cancelled", "k2")).await;
+            rig.cancel("cancelled").await;
+            assert_eq!(rig.enqueue(keyed("x", "k1")).await.created, !success_keeps, "{scope:?} after a success");
+            assert_eq!(rig.enqueue(keyed("y", "k2")).await.created, !cancel_keeps, "{scope:?} after a cancel");
+        }
+    }
+
+    #[tokio::test]
+    async fn where_content_counts_keys_do_not() {
+        let mut policy = Policy::default();
+        policy.idempotency.source = IdempotencySource::ContentHash;
+        policy.idempotency.requirement = IdempotencyRequirement::Required;
+        let rig = Rig::new(policy).await;
+        let text = |name: &str, json: &str| NewTask { payload: Payload::from_json(json).expect("JSON"), ..task(name) };
+        rig.enqueue(text("a", r#"{"x":1,"y":2}"#)).await;
+        assert_eq!(rig.enqueue(text("b", r#"{ "y": 2, "x": 1 }"#)).await.id, id("a"));
+        assert!(rig.enqueue(text("c", "{}")).await.created);
+        assert!(refusal(&rig, &[text("d", "1e999")]).await.contains("is not JSON"));
+    }
+
+    #[tokio::test]
+    async fn one_bad_task_keeps_the_whole_batch_out() {
+        let mut policy = Policy::default();
+        policy.limits.payload_bytes = 20;
+        policy.idempotency.requirement = IdempotencyRequirement::Required;
+        let rig = Rig::new(policy).await;
+        let good = || keyed("good", "k");
+        let urgent = NewTask { priority: Some(11), ..keyed("bad", "l") };
+        assert!(refusal(&rig, &[good(), urgent]).await.contains("use 1 to 10"));
+        let large = NewTask { payload: serde_json::json!("x".repeat(30)).into(), ..keyed("bad", "l") };
+        assert!(refusal(&rig, &[good(), large]).await.contains("32 bytes"));
+        assert!(refusal(&rig, &[good(), task("bad")]).await.contains("requires an idempotency key"));
+        let late = NewTask { not_before: NotBefore::After(Duration::MAX), ..keyed("bad", "l") };
+        assert!(refusal(&rig, &[good(), late]).await.contains("after its deadline"));
+        assert!(rig.model.get(&id("good")).await.expect("an answer").is_none());
+        assert!(rig.moves().await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn lanes_are_bounded_and_those_that_exist_stay_open() {
+        let mut policy = Policy::default();
+        policy.limits.lanes = 2;
+        let rig = Rig::new(policy).await;
+        let of_type = |name: &str| NewTask { task_type: kind(name), ..task(name) };
+        assert!(refusal(&rig, &[of_type("a"), of_type("b"), of_type("c")]).await.contains("2 lanes"));
+        rig.try_enqueue(&[of_type("a"), of_type("b")]).await.expect("taken");
+        assert!(refusal(&rig, &[of_type("c")]).await.contains("2 lanes"));
+        assert!(rig.enqueue(NewTask { id: id("more"), ..of_type("a") }).await.created);
+    }
+
+    #[tokio::test]
+    async fn a_closed_queue_or_a_full_outbox_takes_nothing() {
+        let mut policy = Policy { mode: Mode::Closed, ..Policy::default() };
+        let rig = Rig::new(policy.clone()).await;
+        let closed = rig.try_enqueue(&[task("a")]).await.expect_err("closed");
+        assert!(matches!(&closed, BrokerError::Closed(queue) if queue == "shop/emails"), "{closed}");
+        policy.mode = Mode::Paused;
+        policy.limits.outbox_entries = 1;
+        rig.provision(&policy).await;
+        rig.enqueue(task("a")).await;
+        assert!(matches!(rig.try_enqueue(&[task("b")]).await, Err(BrokerError::OutboxFull(_))));
+        policy.events = EventRecording::Off;
+        rig.provision(&policy).await;
+        rig.enqueue(task("b")).await;
+        assert_eq!(rig.moves().await.len(), 1, "nothing is recorded any more");
+    }
+}

@@ -254,3 +254,135 @@ fn json_string(text: &str) -> String {
     out.push('"');
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::*;
+    use super::{json_string, lua_number};
+    use crate::broker::Broker;
+    use crate::protocol::names::Capabilities;
+    use crate::protocol::policy::{IdempotencyRequirement, Policy};
+    use crate::protocol::state::State;
+
+    fn add(rig: &Rig, message: &str, fields: &[(&str, &str)]) {
+        let fields = fields.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect();
+        rig.model.raw_add(message, fields);
+    }
+
+    async fn file(rig: &Rig) -> usize {
+        rig.model.promote(100).await.expect("a promotion").filed
+    }
+
+    #[tokio::test]
+    async fn a_raw_entry_becomes_a_task_in_its_lane() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("calm")).await;
+        add(
+            &rig,
+            "1-0",
+            &[("taskId", "r1"), ("type", "render"), ("payload", "[1]"), ("priority", " 9 "), ("maxRetries", "2")],
+        );
+        assert_eq!(rig.model.counts().await.expect("counts").backlog, 2, "it counts before it is filed");
+        let claimed = rig.claim("w", 2).await;
+        assert_eq!(ids(&claimed), ["r1", "calm"]);
+        assert_eq!((claimed[0].task_type.as_str(), claimed[0].payload.as_str()), ("render", "[1]"));
+        assert_eq!(rig.get("r1").await.max_retries, Some(2));
+        add(&rig, "2-0", &[("task_id", "r1"), ("payload", "[1]")]);
+        assert_eq!(file(&rig).await, 1);
+        assert!(rig.claim("w", 1).await.is_empty(), "an id that is known is the same task");
+    }
+
+    #[tokio::test]
+    async fn the_id_of_a_duplicate_is_another_name_for_the_first() {
+        let rig = Rig::new(Policy::default()).await;
+        for name in ["r1", "r2"] {
+            add(&rig, name, &[("task_id", name), ("payload", "1"), ("idempotency_key", "k")]);
+        }
+        let lease = rig.claim_one("w").await;
+        rig.settle(&lease, success()).await;
+        let view = rig.get("r2").await;
+        assert_eq!((view.id, view.state), (id("r1"), State::Succeeded));
+        assert!(rig.claim("w", 1).await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_entry_that_cannot_be_read_is_a_dead_letter_that_says_why() {
+        let mut policy = Policy::default();
+        policy.limits.payload_bytes = 30;
+        policy.idempotency.requirement = IdempotencyRequirement::Required;
+        let rig = Rig::new(policy).await;
+        let good = [("task_id", "x"), ("payload", "{}"), ("idempotency_key", "k")];
+        let long = format!("\"{}\"", "x".repeat(30));
+        let cases: [(&str, &str, &str); 10] = [
+            ("task_id", "a b", "task_id is missing or is not 1 to 128 printable characters"),
+            ("tool_name", "a b", "tool_name may hold letters, digits and . _ / : - only"),
+            ("priority", "5.5", "priority must be a whole number from 1 to 10"),
+            ("payload", "{nope", "payload is not JSON"),
+            ("payload", "[NaN]", "payload is not JSON"),
+            ("payload", &long, "payload has 32 bytes, more than 30"),
+            ("tenant_id", "a\nb", "idempotency_key, tenant_id or trace_id is too long or not plain text"),
+            ("max_retries", "-2", "max_retries or delay_ms is not a number, or not in range"),
+            ("delay_ms", "soon", "max_retries or delay_ms is not a number, or not in range"),
+            ("idempotency_key", "", "idempotency_key is missing, and this queue requires one"),
+        ];
+        for (n, (field, value, expected)) in cases.into_iter().enumerate() {
+            let (message, name) = (format!("{n}-0"), format!("r{n}"));
+            let fields: Vec<_> = good.into_iter().chain([("task_id", name.as_str()), (field, value)]).collect();
+            add(&rig, &message, &fields);
+            file(&rig).await;
+            let dead = rig.model.pending_dead_letters(100).await.expect("letters");
+            let wanted = if field == "task_id" { format!("raw-{message}") } else { name };
+            let found = dead.iter().find(|letter| letter.id.task.as_str() == wanted).expect("it is dead");
+            assert_eq!((found.error.as_str(), found.error_code.as_str()), (expected, "invalid_input"));
+        }
+        assert_eq!(rig.moves().await[0], ["raw-0-0 new queued - -", "raw-0-0 queued dlq_pending invalid_input -"]);
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_read_is_kept_as_json() {
+        let rig = Rig::new(Policy::default()).await;
+        add(&rig, "1-0", &[("task_id", "r1"), ("payload", "a/b")]);
+        rig.model.raw_add("2-0", vec![("id".into(), b"r2".to_vec()), ("payload".into(), b"\xff!".to_vec())]);
+        file(&rig).await;
+        let dead = rig.model.pending_dead_letters(9).await.expect("letters");
+        assert_eq!(dead[0].payload.as_str(), r#""a\/b""#);
+        assert_eq!(dead[1].payload.as_str(), r#"{"fields":{"id":"r2","payload":"\\xff!"}}"#);
+        assert_eq!(dead[1].error, "payload is not UTF-8");
+    }
+
+    #[tokio::test]
+    async fn a_claim_files_thirty_two_entries_at_most() {
+        let rig = Rig::new(Policy::default()).await;
+        for n in 0..40 {
+            add(&rig, &n.to_string(), &[("task_id", &format!("r{n}")), ("payload", "1")]);
+        }
+        let nothing = Capabilities::of([kind("other")]).expect("few");
+        rig.claim_as("w", &nothing, 1).await;
+        assert_eq!(file(&rig).await, 8);
+    }
+
+    #[test]
+    fn numbers_are_read_as_lua_reads_them() {
+        let good = [
+            ("5", 5.0),
+            (" 7\n", 7.0),
+            ("0x10", 16.0),
+            ("-0X2", -2.0),
+            ("1e1", 10.0),
+            (".5", 0.5),
+            ("+3.", 3.0),
+            ("5\0x", 5.0),
+        ];
+        for (text, number) in good {
+            assert_eq!(lua_number(text.as_bytes()), Some(number), "{text:?}");
+        }
+        for bad in ["", " ", "abc", "1 2", "0x", "1e", "--1", "+-1", "5,0", "0x+1"] {
+            assert_eq!(lua_number(bad.as_bytes()), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn strings_are_escaped_as_cjson_escapes_them() {
+        assert_eq!(json_string("a/\"\\\n\u{1}\u{7f}é"), r#""a\/\"\\\n\u0001\u007fé""#);
+    }
+}

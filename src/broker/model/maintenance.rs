@@ -2,13 +2,12 @@
 
 use super::lane::Message;
 use super::moves::Loss;
-use super::state::{Step, Worker};
+use super::record::time;
+use super::state::{ALL, Step, Worker};
 use crate::broker::{Promoted, ReclaimCursor, Reclaimed, Registered, Swept, WorkerInfo};
 use crate::protocol::names::{Capabilities, TaskId, WorkerId};
 use crate::protocol::policy::{Mode, ReclaimCause};
 use crate::protocol::state::{RetryReason, State};
-
-use super::record::time;
 
 /// How many expired leases one call takes back, and how many lanes it looks at.
 const RECLAIM_AT_ONCE: usize = 50;
@@ -35,7 +34,7 @@ impl Step<'_> {
         let filed = if self.policy.mode == Mode::Closed { 0 } else { self.file_raw(limit) };
         let promoted = self.promote_delayed(limit) + self.promote_retrying(limit);
         self.announce();
-        self.rings.insert(super::state::ALL.to_owned());
+        self.rings.insert(ALL.to_owned());
         self.rings.extend(self.queue.classes.keys().cloned());
         let next_due = [self.queue.delayed.first_time(), self.queue.retrying.first_time()].into_iter().flatten().min();
         self.end();
@@ -227,4 +226,151 @@ impl Step<'_> {
 fn place_of(info: &WorkerInfo) -> String {
     let container = info.container.as_deref().unwrap_or_default();
     info.pod_uid.as_ref().map(|uid| format!("{uid}/{container}")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::*;
+    use crate::broker::{Broker, Reclaimed, Settled};
+    use crate::protocol::policy::{Policy, ReclaimCause};
+    use crate::protocol::state::{RetryReason, State};
+    use crate::protocol::task::{NewTask, NotBefore};
+    use std::time::Duration;
+
+    const VISIBILITY_MS: u64 = 300_000;
+
+    #[tokio::test]
+    async fn what_is_due_is_promoted_by_time_then_by_id() {
+        let rig = Rig::new(Policy::default()).await;
+        let due = |name: &str, ms| NewTask { not_before: NotBefore::After(Duration::from_millis(ms)), ..task(name) };
+        rig.try_enqueue(&[due("b", 5), due("a", 5), due("c", 4), due("d", 9)]).await.expect("taken");
+        rig.advance(6);
+        let promoted = rig.model.promote(2).await.expect("promoted");
+        assert_eq!((promoted.promoted, promoted.next_due), (2, Some(super::time(START_MS + 5))));
+        rig.model.promote(100).await.expect("promoted");
+        assert_eq!(ids(&rig.claim("w", 9).await), ["c", "a", "b"]);
+        assert_eq!(rig.moves().await[1], ["c scheduled queued - -", "a scheduled queued - -"]);
+    }
+
+    #[tokio::test]
+    async fn an_expired_lease_is_reclaimed_once_and_counts_as_a_crash() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("a")).await;
+        let lease = rig.claim_one("w").await;
+        rig.advance(VISIBILITY_MS - 1);
+        assert_eq!(rig.reclaim().await, Reclaimed::default());
+        rig.advance(1);
+        assert_eq!(rig.reclaim().await.requeued, [id("a")]);
+        assert_eq!(rig.reclaim().await, Reclaimed::default());
+        let view = rig.get("a").await;
+        assert_eq!((view.crash_count, view.retry_count, view.state), (1, 0, State::Retrying));
+        assert_eq!(view.retry_reason, Some(RetryReason::VisibilityTimeout));
+        assert_eq!(rig.settle(&lease, success()).await, Settled::LeaseLost);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_loses_its_worker_too_often_is_dead() {
+        let mut policy = Policy::default();
+        policy.retry.max_crashes = 1;
+        let rig = Rig::new(policy).await;
+        rig.enqueue(task("a")).await;
+        for _ in 0..2 {
+            rig.claim_one("w").await;
+            rig.advance(VISIBILITY_MS);
+            rig.reclaim().await;
+        }
+        let dead = rig.model.pending_dead_letters(9).await.expect("letters").remove(0);
+        assert_eq!((dead.error_code.as_str(), dead.crash_count), ("worker_lost", 2));
+        assert_eq!(dead.error, "lost its worker 2 times, last by visibility_timeout");
+    }
+
+    #[tokio::test]
+    async fn a_reclaim_takes_fifty_at_most_and_says_where_to_go_on() {
+        let rig = Rig::new(Policy::default()).await;
+        let of_type = |of: &str, n: u32| NewTask { task_type: kind(of), ..task(&format!("{of}{n:02}")) };
+        let tasks: Vec<_> = (0..60).map(|n| of_type("a", n)).chain((0..20).map(|n| of_type("b", n))).collect();
+        rig.try_enqueue(&tasks).await.expect("taken");
+        rig.claim("w", 100).await;
+        rig.advance(VISIBILITY_MS);
+        let (mut sizes, mut cursor) = (Vec::new(), Some(Default::default()));
+        while let Some(from) = cursor {
+            let reclaimed = rig.model.reclaim(from).await.expect("a reclaim");
+            sizes.push(reclaimed.requeued.len());
+            cursor = reclaimed.next;
+        }
+        assert_eq!(sizes, [50, 30]);
+    }
+
+    #[tokio::test]
+    async fn expiry_counts_only_where_the_policy_says_so() {
+        let mut policy = Policy::default();
+        policy.reclaim.on.remove(&ReclaimCause::VisibilityTimeout);
+        let rig = Rig::new(policy).await;
+        rig.enqueue(task("a")).await;
+        rig.claim_one("w").await;
+        rig.advance(10 * VISIBILITY_MS);
+        assert_eq!(rig.reclaim().await, Reclaimed::default());
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_is_gone_gives_back_all_it_holds() {
+        let rig = Rig::new(Policy::default()).await;
+        let tasks: Vec<_> = (0..100).map(|n| task(&format!("t{n:03}"))).collect();
+        rig.try_enqueue(&tasks).await.expect("taken");
+        rig.enqueue(task("t100")).await;
+        rig.claim("w", 100).await;
+        rig.claim("w", 1).await;
+        let reclaimed = rig.model.reclaim_from(&worker("w"), RetryReason::PodForceDeleted).await.expect("taken back");
+        assert_eq!(reclaimed.requeued.len(), 101);
+        let view = rig.get("t000").await;
+        assert_eq!((view.crash_count, view.retry_reason), (0, Some(RetryReason::PodForceDeleted)));
+        rig.claim("v", 1).await;
+        rig.model.reclaim_from(&worker("v"), RetryReason::PodGone).await.expect("taken back");
+        assert_eq!(rig.get("t000").await.crash_count, 1, "a pod that ended did crash");
+    }
+
+    #[tokio::test]
+    async fn a_worker_supersedes_the_one_in_its_place() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.model.register(&worker_info("w1", "pod")).await.expect("registered");
+        rig.enqueue(task("a")).await;
+        rig.claim_one("w1").await;
+        let elsewhere = rig.model.register(&worker_info("w2", "other")).await.expect("registered");
+        assert_eq!(elsewhere.superseded, None);
+        let registered = rig.model.register(&worker_info("w3", "pod")).await.expect("registered");
+        assert_eq!((registered.superseded, registered.requeued), (Some(worker("w1")), vec![id("a")]));
+        let names: Vec<_> = rig.model.workers().await.expect("workers").into_iter().map(|w| w.info.id).collect();
+        assert_eq!(names, [worker("w2"), worker("w3")]);
+        rig.model.deregister(&worker("w3")).await.expect("gone");
+        let again = rig.model.register(&worker_info("w4", "pod")).await.expect("registered");
+        assert_eq!(again.superseded, None, "who has left is not superseded");
+    }
+
+    #[tokio::test]
+    async fn silent_workers_are_lost_and_heartbeats_keep_the_others() {
+        let rig = Rig::new(Policy::default()).await;
+        for name in ["w1", "w2"] {
+            rig.model.register(&worker_info(name, name)).await.expect("registered");
+        }
+        rig.enqueue(task("a")).await;
+        rig.claim_one("w1").await;
+        rig.advance(89_999);
+        rig.model.extend(&worker("w2"), &[]).await.expect("a heartbeat");
+        assert!(rig.model.sweep(Default::default()).await.expect("a sweep").workers_lost.is_empty());
+        rig.advance(1);
+        let swept = rig.model.sweep(Default::default()).await.expect("a sweep");
+        assert_eq!((swept.workers_lost, swept.checked, swept.next), (vec![worker("w1")], 1, None));
+        assert_eq!(rig.get("a").await.retry_reason, Some(RetryReason::WorkerLost));
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_another_worker_renewed_is_repaired() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("a")).await;
+        let lease = rig.claim_one("w").await;
+        rig.model.extend(&worker("thief"), &[lease]).await.expect("an answer");
+        let swept = rig.model.sweep(Default::default()).await.expect("a sweep");
+        assert_eq!(swept.repaired, [(id("a"), "it runs on w and is pending for thief".to_owned())]);
+        assert_eq!(rig.get("a").await.retry_reason, Some(RetryReason::Repaired));
+    }
 }

@@ -1,4 +1,4 @@
-//! Ends attempts and tasks.
+//! Ends attempts.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,8 +7,7 @@ use super::lane::Body;
 use super::moves::{Ending, Mishap};
 use super::record::{Record, decode_extras, epoch_of, time};
 use super::state::Step;
-use crate::broker::{Cancelled, ClaimRequest, Claimed, Outcome, Settled, Settlement, sentences};
-use crate::protocol::names::TaskId;
+use crate::broker::{ClaimRequest, Claimed, Outcome, Settled, Settlement, sentences};
 use crate::protocol::state::{RetryReason, State};
 
 /// An attempt's end that was accepted.
@@ -22,8 +21,8 @@ struct Accepted<'a> {
 
 /// What is to become of an attempt that did not succeed.
 enum Verdict {
-    /// It runs again then.
-    Again(u64),
+    /// It runs again, for this reason and then.
+    Again { reason: RetryReason, due_ms: u64 },
     /// It is dead, for this reason.
     Dead { code: String, error: String },
 }
@@ -162,19 +161,18 @@ impl Step<'_> {
     fn go_wrong(&mut self, settlement: &Settlement, mut record: Record, body: Body, complaint: &Complaint) -> Settled {
         let id = &settlement.lease.task;
         let outcome = complaint.word();
-        match (self.verdict(settlement, &mut record, complaint), complaint.reason) {
-            (Verdict::Again(due_ms), Some(reason)) => {
+        match self.verdict(settlement, &mut record, complaint) {
+            Verdict::Again { reason, due_ms } => {
                 if reason != RetryReason::Released {
                     self.remember(id, &record, &Mishap { outcome, code: &complaint.code, error: &complaint.error });
                 }
                 self.run_again(id, record, body, reason, due_ms);
                 Settled::Retrying { due_at: time(due_ms) }
             }
-            (Verdict::Dead { code, error }, _) => {
+            Verdict::Dead { code, error } => {
                 self.die(id, record, body, &Mishap { outcome, code: &code, error: &error });
                 Settled::Dead
             }
-            (Verdict::Again(_), None) => unreachable!("invariant: what fails for good does not run again"),
         }
     }
 
@@ -182,80 +180,170 @@ impl Step<'_> {
     fn verdict(&self, settlement: &Settlement, record: &mut Record, complaint: &Complaint) -> Verdict {
         let retry = &self.policy.retry;
         let dead = |code: &str, error: String| Verdict::Dead { code: code.to_owned(), error };
-        let due_ms = match complaint.reason {
+        let (reason, due_ms) = match complaint.reason {
             None => return dead(&complaint.code, complaint.error.clone()),
-            Some(RetryReason::Failure) => {
+            Some(reason @ RetryReason::Failure) => {
                 record.retries += 1;
                 if record.retries > record.max_retries.unwrap_or(retry.max_retries) {
                     return dead(&complaint.code, complaint.error.clone());
                 }
-                self.after(retry.backoff.delay(record.retries, settlement.dice))
+                (reason, self.after(retry.backoff.delay(record.retries, settlement.dice)))
             }
-            Some(_) => {
+            Some(reason) => {
                 record.releases += 1;
                 if record.releases > retry.max_releases {
                     let what = format!("was released or rate limited {} times", record.releases);
                     return dead("too_many_releases", complaint.after(what));
                 }
-                let wait = complaint.wait;
-                self.after(wait.unwrap_or_else(|| retry.rate_limit.delay(record.releases, settlement.dice)))
+                let wait = complaint.wait.unwrap_or_else(|| retry.rate_limit.delay(record.releases, settlement.dice));
+                (reason, self.after(wait))
             }
         };
         if due_ms > self.deadline_of(record.created_ms) {
             let what = "its next attempt would come after its deadline".to_owned();
             return dead("deadline_exceeded", complaint.after(what));
         }
-        Verdict::Again(due_ms)
+        Verdict::Again { reason, due_ms }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::*;
+    use crate::broker::{Broker, Outcome, Settled};
+    use crate::protocol::policy::Policy;
+    use crate::protocol::state::{RetryReason, State};
+    use crate::protocol::task::{NewTask, Payload};
+    use std::time::Duration;
+
+    fn retrying_in(ms: u64) -> Settled {
+        Settled::Retrying { due_at: super::time(START_MS + ms) }
     }
 
-    /// Ends a task that is not needed any more.
-    pub(super) fn cancel(mut self, id: &TaskId, reason: &str) -> Cancelled {
-        let Some(record) = self.queue.live.get(id).cloned() else { return self.cancel_finished(id) };
-        let from = record.state;
-        if from == State::DlqPending {
-            self.queue.invalid_transitions += 1;
-            return Cancelled::InvalidTransition { state: from };
+    #[tokio::test]
+    async fn a_failure_waits_as_the_policy_says_and_runs_again() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("a")).await;
+        let lease = rig.claim_one("w").await;
+        assert_eq!(rig.settle(&lease, failure()).await, retrying_in(1000));
+        let view = rig.get("a").await;
+        assert_eq!((view.state, view.retry_reason), (State::Retrying, Some(RetryReason::Failure)));
+        assert_eq!((view.error.as_deref(), view.error_code.as_deref()), (Some("boom"), Some("oops")));
+        assert_eq!(view.worker, Some(worker("w")), "who ran it last");
+        rig.advance(999);
+        assert!(rig.claim("w", 1).await.is_empty());
+        rig.advance(1);
+        assert_eq!(rig.claim("w", 1).await[0].retry_count, 1);
+    }
+
+    #[tokio::test]
+    async fn the_failure_after_the_last_retry_is_the_end() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.try_enqueue(&[NewTask { max_retries: Some(1), ..task("own") }, task("queues")]).await.expect("taken");
+        let mut answers = Vec::new();
+        for _ in 0..2 {
+            let lease =
+                rig.claim("w", 2).await.into_iter().find(|task| task.lease.task == id("own")).expect("ready").lease;
+            answers.push(rig.settle(&lease, failure()).await);
+            rig.advance(60_000);
         }
-        let body = if record.message.is_some() { self.leave_lane(&record) } else { self.leave_parking(id) };
-        let reason = sentences::cut_error(reason);
-        self.emit(id, Some(from), State::Cancelled, &record, &reason);
-        let ending = Ending {
-            state: State::Cancelled,
-            extras: body.extras,
-            result: None,
-            error: reason,
-            code: "cancelled".to_owned(),
-            dlq_id: None,
+        assert_eq!(answers, [retrying_in(1000), Settled::Dead]);
+        let dead = rig.model.pending_dead_letters(9).await.expect("letters");
+        assert_eq!((dead[0].id.clone(), dead[0].retry_count, dead[0].history.len()), (letter("own#2"), 2, 2));
+    }
+
+    #[tokio::test]
+    async fn success_is_final_and_said_once() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("a")).await;
+        let lease = rig.claim_one("w").await;
+        let result = Some(Payload::from_json("{\"sent\": 1}").expect("JSON"));
+        assert_eq!(rig.settle(&lease, Outcome::Success { result: result.clone() }).await, Settled::Succeeded);
+        assert_eq!(rig.settle(&lease, success()).await, Settled::AlreadySettled);
+        assert_eq!(rig.settle(&lease, failure()).await, Settled::InvalidTransition);
+        let view = rig.get("a").await;
+        assert_eq!((view.state, view.result, view.payload), (State::Succeeded, result, None));
+        assert_eq!(rig.model.counts().await.expect("counts").invalid_transitions, 1);
+        assert_eq!(rig.moves().await[2], ["a running succeeded - w"]);
+    }
+
+    #[tokio::test]
+    async fn a_repeated_settlement_is_told_from_a_lost_lease() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("a")).await;
+        let first = rig.claim_one("w").await;
+        rig.settle(&first, failure()).await;
+        assert_eq!(rig.settle(&first, failure()).await, Settled::AlreadySettled);
+        assert_eq!(rig.settle(&first, success()).await, Settled::LeaseLost);
+        rig.advance(1000);
+        let second = rig.claim_one("v").await;
+        assert_eq!(rig.settle(&first, failure()).await, Settled::LeaseLost);
+        rig.settle(&second, success()).await;
+        assert_eq!(rig.settle(&first, success()).await, Settled::LeaseLost, "a later claim has ended it");
+        let unknown = crate::broker::Lease { task: id("nobody"), ..first };
+        assert_eq!(rig.settle(&unknown, success()).await, Settled::Unknown);
+    }
+
+    #[tokio::test]
+    async fn two_settlements_of_one_task_in_one_call_are_one() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("a")).await;
+        let lease = rig.claim_one("w").await;
+        let released = Outcome::Released { delay: Duration::ZERO };
+        let settle = |outcome| crate::broker::Settlement {
+            lease: lease.clone(),
+            outcome,
+            dice: crate::protocol::backoff::Dice(0),
         };
-        self.finish(id, record, ending);
-        self.end();
-        Cancelled::Done { from }
+        let (w, any) = (worker("w"), crate::protocol::names::Capabilities::any());
+        let next = crate::broker::ClaimRequest { worker: &w, capabilities: &any, limit: 1, recover: None };
+        let reply = rig.model.settle(&[settle(released), settle(success())], next).await.expect("a reply");
+        assert_eq!(reply.settled, [retrying_in(0), Settled::AlreadySettled]);
+        assert_eq!(ids(&reply.claimed.expect("claimed").tasks), ["a"], "settled and claimed in one step");
+        assert_eq!(rig.moves().await[2], ["a running retrying released w", "a retrying running - w"]);
     }
 
-    fn cancel_finished(self, id: &TaskId) -> Cancelled {
-        match self.queue.done.get(id).map(|finished| finished.state) {
-            None => Cancelled::Unknown,
-            Some(State::Cancelled) => Cancelled::AlreadyCancelled,
-            Some(state) => {
-                self.queue.invalid_transitions += 1;
-                Cancelled::InvalidTransition { state }
-            }
-        }
+    #[tokio::test]
+    async fn releases_and_rate_limits_cost_no_retry_and_are_bounded() {
+        let mut policy = Policy::default();
+        policy.retry.max_releases = 2;
+        let rig = Rig::new(policy).await;
+        rig.enqueue(task("a")).await;
+        let limited = |retry_after| Outcome::RateLimited { retry_after, error: "429".to_owned() };
+        let lease = rig.claim_one("w").await;
+        assert_eq!(rig.settle(&lease, limited(Some(Duration::ZERO))).await, retrying_in(0));
+        let lease = rig.claim_one("w").await;
+        assert_eq!(rig.settle(&lease, limited(None)).await, retrying_in(120_000), "the second one waits twice as long");
+        rig.advance(120_000);
+        let lease = rig.claim_one("w").await;
+        assert_eq!(rig.settle(&lease, Outcome::Released { delay: Duration::ZERO }).await, Settled::Dead);
+        let view = rig.get("a").await;
+        assert_eq!((view.retry_count, view.release_count), (0, 3));
+        assert_eq!(view.error.as_deref(), Some("was released or rate limited 3 times"));
+        assert_eq!(view.error_code.as_deref(), Some("too_many_releases"));
     }
 
-    /// Out of its lane, which is ready no more if nothing else waits there.
-    fn leave_lane(&mut self, record: &Record) -> Body {
-        let (_, body) = self.take_out(record);
-        let lane = record.lane();
-        if record.state != State::Running && self.queue.lane_mut(&lane).first_unread().is_none() {
-            self.queue.ready.remove(&lane);
-        }
-        body
+    #[tokio::test]
+    async fn an_attempt_that_would_come_after_the_deadline_is_not_waited_for() {
+        let mut policy = Policy::default();
+        policy.retry.deadline = Duration::from_millis(500);
+        let rig = Rig::new(policy).await;
+        rig.enqueue(task("a")).await;
+        let lease = rig.claim_one("w").await;
+        assert_eq!(rig.settle(&lease, failure()).await, Settled::Dead);
+        let view = rig.get("a").await;
+        assert_eq!(view.error.as_deref(), Some("its next attempt would come after its deadline: boom"));
     }
 
-    fn leave_parking(&mut self, id: &TaskId) -> Body {
-        self.queue.delayed.remove(id);
-        self.queue.retrying.remove(id);
-        self.queue.parked.remove(id).expect("invariant: a task in no lane is parked")
+    #[tokio::test]
+    async fn a_result_over_the_bound_changes_nothing() {
+        let mut policy = Policy::default();
+        policy.limits.result_bytes = 4;
+        let rig = Rig::new(policy).await;
+        rig.enqueue(task("a")).await;
+        let lease = rig.claim_one("w").await;
+        let long = Outcome::Success { result: Some(Payload::from_json("12345").expect("JSON")) };
+        assert_eq!(rig.settle(&lease, long).await, Settled::ResultTooLarge);
+        assert_eq!(rig.settle(&lease, success()).await, Settled::Succeeded);
     }
 }

@@ -66,3 +66,63 @@ impl Sleeper for ModelSleeper {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::*;
+    use crate::broker::{Broker, Sleeper, Wake};
+    use crate::protocol::names::Capabilities;
+    use crate::protocol::policy::{Mode, Policy};
+    use crate::protocol::task::NewTask;
+    use std::time::Duration;
+
+    async fn sleep(bed: &mut Box<dyn Sleeper>, mode: Mode) -> Wake {
+        bed.sleep(mode, Duration::from_millis(1)).await.expect("a sleep")
+    }
+
+    #[tokio::test]
+    async fn work_wakes_those_who_can_do_it() {
+        let rig = Rig::new(Policy::default()).await;
+        let (any, only_b) = (Capabilities::any(), Capabilities::of([kind("b")]).expect("few"));
+        assert!(rig.claim("w", 1).await.is_empty());
+        assert!(rig.claim_as("v", &only_b, 1).await.is_empty());
+        let mut first = rig.model.sleeper(&any).await.expect("a bed");
+        let mut second = rig.model.sleeper(&only_b).await.expect("a bed");
+        rig.enqueue(task("a")).await;
+        assert_eq!(sleep(&mut first, Mode::Running).await, Wake::Rung);
+        assert_eq!(sleep(&mut second, Mode::Running).await, Wake::TimedOut, "it is not for this class");
+        rig.enqueue(NewTask { task_type: kind("b"), ..task("b") }).await;
+        assert_eq!(sleep(&mut second, Mode::Running).await, Wake::Rung);
+    }
+
+    #[tokio::test]
+    async fn a_claim_that_finds_nothing_forgets_old_rings() {
+        let rig = Rig::new(Policy::default()).await;
+        let mut bed = rig.model.sleeper(&Capabilities::any()).await.expect("a bed");
+        rig.enqueue(task("a")).await;
+        rig.claim("w", 1).await;
+        assert!(rig.claim("w", 1).await.is_empty());
+        assert_eq!(sleep(&mut bed, Mode::Running).await, Wake::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn a_raw_entry_wakes_a_sleeper_only_while_the_queue_runs() {
+        let rig = Rig::new(Policy::default()).await;
+        let mut bed = rig.model.sleeper(&Capabilities::any()).await.expect("a bed");
+        assert!(rig.claim("w", 1).await.is_empty());
+        rig.model.raw_add("1-0", vec![("task_id".into(), b"r1".to_vec())]);
+        assert_eq!(sleep(&mut bed, Mode::Paused).await, Wake::TimedOut);
+        assert_eq!(sleep(&mut bed, Mode::Running).await, Wake::Rung);
+    }
+
+    #[tokio::test]
+    async fn a_wake_up_that_is_of_no_use_is_passed_on() {
+        let rig = Rig::new(Policy::default()).await;
+        let mut bed = rig.model.sleeper(&Capabilities::any()).await.expect("a bed");
+        rig.enqueue(task("a")).await;
+        assert_eq!(sleep(&mut bed, Mode::Running).await, Wake::Rung);
+        assert_eq!(sleep(&mut bed, Mode::Running).await, Wake::TimedOut);
+        rig.claim("w", 0).await;
+        assert_eq!(sleep(&mut bed, Mode::Running).await, Wake::Rung);
+    }
+}

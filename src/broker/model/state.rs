@@ -301,3 +301,39 @@ impl Step<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::*;
+    use crate::broker::{Broker, BrokerError, Owner, Takeover};
+    use crate::protocol::policy::Policy;
+
+    #[tokio::test]
+    async fn a_queue_exists_once_it_is_provisioned_and_keeps_its_owner() {
+        let clock = crate::broker::clock::Clock::manual(START_MS);
+        let model = super::super::Model::new("shop/emails".parse().expect("valid"), clock);
+        assert!(matches!(model.policy().await, Err(BrokerError::NoQueue(queue)) if queue == "shop/emails"));
+        let owner = |name: &str, takeover| Owner { name: name.to_owned(), takeover };
+        let policy = Policy::default();
+        model.provision(&owner("a", Takeover::Respect), &policy).await.expect("made");
+        let refused = model.provision(&owner("b", Takeover::Respect), &policy).await;
+        assert!(matches!(refused, Err(BrokerError::Owned { owner, .. }) if owner == "a"));
+        model.provision(&owner("b", Takeover::Force), &policy).await.expect("taken over");
+        let contradiction = Policy { discard_approvals: 3, ..policy.clone() };
+        let refused = model.provision(&owner("b", Takeover::Respect), &contradiction).await;
+        assert!(matches!(refused, Err(BrokerError::Invalid(_))));
+        assert_eq!(model.policy().await.expect("in force"), policy);
+    }
+
+    #[tokio::test]
+    async fn the_outbox_is_forgotten_from_its_beginning() {
+        let rig = Rig::new(Policy::default()).await;
+        for name in ["a", "b", "c"] {
+            rig.enqueue(task(name)).await;
+        }
+        let entries = rig.model.outbox(2).await.expect("entries");
+        rig.model.trim_outbox(&entries[1].id).await.expect("trimmed");
+        assert_eq!(rig.moves().await, [["c new queued - -"]]);
+        assert!(matches!(rig.model.trim_outbox("x").await, Err(BrokerError::Invalid(_))));
+    }
+}

@@ -85,3 +85,61 @@ impl Queue {
         self.workers.values().map(record).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::*;
+    use super::super::record::time;
+    use crate::broker::{Broker, ListCursor, QueueCounts};
+    use crate::protocol::policy::Policy;
+    use crate::protocol::state::State;
+    use crate::protocol::task::{NewTask, NotBefore};
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn counts_tell_where_everything_is() {
+        let rig = Rig::new(Policy::default()).await;
+        let dead = rig.dead(task("recorded")).await;
+        rig.model.record_dead_letter(&dead).await.expect("recorded");
+        rig.dead(task("pending")).await;
+        rig.try_enqueue(&[task("running"), task("retrying")]).await.expect("taken");
+        let leases = rig.claim("w", 2).await;
+        rig.settle(&leases[1].lease, failure()).await;
+        rig.advance(3);
+        let later = NotBefore::After(Duration::from_secs(9));
+        rig.try_enqueue(&[task("queued"), NewTask { not_before: later, ..task("later") }]).await.expect("taken");
+        rig.model.raw_add("1-0", vec![("task_id".into(), b"raw".to_vec())]);
+        rig.model.register(&worker_info("w", "pod")).await.expect("registered");
+        let expected = QueueCounts {
+            backlog: 2,
+            running: 1,
+            delayed: 1,
+            retrying: 1,
+            dlq_pending: 1,
+            dead_lettered: 1,
+            finished: 1,
+            oldest_task_time: Some(time(START_MS + 3)),
+            workers: 1,
+            outbox: 11,
+            ..QueueCounts::default()
+        };
+        assert_eq!(rig.model.counts().await.expect("counts"), expected);
+    }
+
+    #[tokio::test]
+    async fn a_listing_goes_on_where_it_stopped() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.try_enqueue(&[task("a"), task("b"), task("c")]).await.expect("taken");
+        let (mut names, mut cursor) = (Vec::new(), Some(ListCursor::default()));
+        while let Some(from) = cursor {
+            let page = rig.model.list(State::Queued, from, 2).await.expect("a page");
+            names.extend(page.items.into_iter().map(|view| view.id.to_string()));
+            cursor = page.next;
+        }
+        assert_eq!(names, ["a", "b", "c"]);
+        rig.cancel("a").await;
+        rig.cancel("c").await;
+        let cancelled = rig.model.list(State::Cancelled, ListCursor::default(), 9).await.expect("a page").items;
+        assert_eq!(cancelled.iter().map(|view| view.id.as_str()).collect::<Vec<_>>(), ["c", "a"], "the last first");
+    }
+}

@@ -1,13 +1,13 @@
 -- Leases ready tasks to a worker.
 --
 -- ARGV[3] worker  ARGV[4] class  ARGV[5] its types, comma-separated  ARGV[6] how many
--- ARGV[7] '' or, after an answer was lost, 'recover'; the ids that it holds follow
+-- ARGV[7] '' or, after an answer was lost, 'recover'; what it holds follows: id, epoch, …
 -- RETURNS {mode, {id, payload, meta, token, …}}
 local held
 if ARGV[7] == 'recover' then
   held = {}
-  for i = 8, #ARGV do
-    held[ARGV[i]] = true
+  for i = 8, #ARGV, 2 do
+    held[ARGV[i]] = tonumber(ARGV[i + 1])
   end
 end
 local out = claim_some(ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]), held)

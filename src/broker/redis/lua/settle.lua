@@ -1,7 +1,7 @@
 -- Ends attempts and claims the next tasks.
 --
 -- ARGV[3] worker  ARGV[4] class  ARGV[5] its types, comma-separated  ARGV[6] how many to claim
--- ARGV[7] '' or 'recover'  ARGV[8] number of ids held, which follow
+-- ARGV[7] '' or 'recover'  ARGV[8] number of leases held, which follow: id, epoch
 -- then the number of settlements, and for each 6 values:
 --   id, token, outcome letter (s success, f failure, p permanent, l rate limited, r released),
 --   result or error, meta, and '' or, packed, {error code, dice, wait in ms or ''}
@@ -10,12 +10,12 @@
 --   c cancelled, I invalid transition, N unknown, B result too large
 --
 -- Everything is judged before the first write, which is a DEL: a full Redis can always drain.
-local holds = tonumber(ARGV[8])
+local holds = 2 * tonumber(ARGV[8])
 local held
 if ARGV[7] == 'recover' then
   held = {}
-  for i = 9, 8 + holds do
-    held[ARGV[i]] = true
+  for i = 9, 8 + holds, 2 do
+    held[ARGV[i]] = tonumber(ARGV[i + 1])
   end
 end
 local first = 10 + holds

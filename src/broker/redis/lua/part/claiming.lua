@@ -77,7 +77,8 @@ local function take(key, entries, worker, out)
 end
 
 -- After an answer was lost: what is pending for the worker and not among
--- what it holds.
+-- what it holds. By epoch: the lost call may have settled a task and claimed
+-- it again.
 local function hand_back(worker, held, out)
   local taken = 0
   for _, lane in ipairs(call('SMEMBERS', P .. 'lanes')) do
@@ -87,10 +88,10 @@ local function hand_back(worker, held, out)
       for _, row in ipairs(pending) do
         local entry = call('XRANGE', key, row[1], row[1])[1]
         local id = entry and entry[2][2]
-        if id and not held[id] then
+        if id then
           local token = call('HGET', LIVE, id)
           local t = token and cmsgpack.unpack(token)
-          if t and t[1] == 'R' and t[8] == row[1] and t[15] == worker then
+          if t and t[1] == 'R' and t[8] == row[1] and t[15] == worker and t[2] ~= held[id] then
             local n = #out
             out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, entry[2][4], entry[2][6] or '', token
             taken = taken + 1
@@ -102,8 +103,8 @@ local function hand_back(worker, held, out)
   return taken
 end
 
--- worker, class, types and limit as the client gave them; `held` is nil, or a
--- set of ids after an answer was lost.
+-- worker, class, types and limit as the client gave them; `held` is nil or,
+-- after an answer was lost, the epochs of what the worker holds, by id.
 local function claim_some(worker, class, types, limit, held)
   local out = {}
   if limit > 0 and mode ~= 'Closed' then

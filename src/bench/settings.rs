@@ -1,0 +1,173 @@
+//! What the command line can say, and what that means.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
+
+use super::delivery::PAYLOAD_BYTES;
+use super::report::show;
+
+const EXAMPLES: &str = "Examples:
+  windlass bench --quick                       a first look, in about a minute
+  windlass bench --only scale,memory           some measurements only
+  windlass bench --no-peers -o json            without BullMQ and asynq, as JSON
+  windlass bench --runs 9 --tasks 100000       longer, for steadier numbers";
+
+/// A whole number from 1.
+fn from_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1_000_000_000)
+}
+
+/// What to measure, and how.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// How often each measurement is repeated; the table shows median and range [default: 5].
+    #[arg(long, value_parser = from_one())]
+    pub runs: Option<usize>,
+    /// One run with small numbers: a first look, nothing to quote.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only these measurements, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
+    pub only: Vec<Measurement>,
+    /// Leave BullMQ and asynq out.
+    #[arg(long)]
+    pub no_peers: bool,
+    /// How to print the result.
+    #[arg(short, long, value_enum, default_value = "markdown")]
+    pub output: Output,
+    /// Tasks of a throughput run (five times as many in batches) [default: 30000].
+    #[arg(long, value_parser = from_one())]
+    pub tasks: Option<usize>,
+    /// Calls under way at once on each side; handlers at once in the peers.
+    #[arg(long, default_value = "32", value_parser = from_one())]
+    pub concurrency: usize,
+    /// Tasks a second while pick-up is measured [default: half of what the slowest system can do].
+    #[arg(long, value_parser = from_one())]
+    pub rate: Option<usize>,
+    /// Seconds that pick-up is measured for [default: 10].
+    #[arg(long, value_parser = from_one())]
+    pub seconds: Option<usize>,
+    /// Delayed tasks [default: 2000].
+    #[arg(long, value_parser = from_one())]
+    pub delayed_tasks: Option<usize>,
+    /// Tasks that are queued and finished to measure memory [default: 100000].
+    #[arg(long, value_parser = from_one())]
+    pub memory_tasks: Option<usize>,
+    /// Tasks that make a queue long [default: 1000000].
+    #[arg(long, value_parser = from_one())]
+    pub scale_tasks: Option<usize>,
+    /// The redis-server to start [default: the one on the PATH, else the one that `make servers` gets].
+    #[arg(long, value_name = "PATH")]
+    pub redis_server: Option<PathBuf>,
+    /// The core for the server.
+    #[arg(long, default_value = "0", value_name = "CORE")]
+    pub server_core: usize,
+    /// The core for all clients.
+    #[arg(long, default_value = "1", value_name = "CORE")]
+    pub client_core: usize,
+}
+
+/// What can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Measurement {
+    /// Tasks a second from end to end; the server's time and commands a task; its slow log.
+    Throughput,
+    /// How long a task waits until it starts, at half load.
+    Latency,
+    /// How late delayed tasks come.
+    Delayed,
+    /// Bytes a task.
+    Memory,
+    /// What a task costs in a long queue, and a claim among many lanes.
+    Scale,
+}
+
+/// How the result is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// A table.
+    Markdown,
+    /// The same numbers for programs.
+    Json,
+}
+
+/// The arguments with all defaults filled in.
+pub(super) struct Settings {
+    pub(super) runs: usize,
+    pub(super) tasks: usize,
+    pub(super) concurrency: usize,
+    pub(super) rate: Option<usize>,
+    pub(super) seconds: usize,
+    pub(super) delayed_tasks: usize,
+    pub(super) delay_ms: usize,
+    pub(super) memory_tasks: usize,
+    pub(super) scale_tasks: usize,
+}
+
+impl Settings {
+    /// From the command line.
+    pub(super) fn from(args: &Args) -> Self {
+        let either =
+            |given: Option<usize>, full: usize, quick: usize| given.unwrap_or(if args.quick { quick } else { full });
+        Self {
+            runs: either(args.runs, 5, 1),
+            tasks: either(args.tasks, 30_000, 3_000),
+            concurrency: args.concurrency,
+            rate: args.rate,
+            seconds: either(args.seconds, 10, 2),
+            delayed_tasks: either(args.delayed_tasks, 2_000, 200),
+            delay_ms: either(None, 2_000, 1_000),
+            memory_tasks: either(args.memory_tasks, 100_000, 10_000),
+            scale_tasks: either(args.scale_tasks, 1_000_000, 50_000),
+        }
+    }
+
+    /// In a sentence for the report.
+    pub(super) fn sentence(&self) -> String {
+        let runs = if self.runs == 1 { "1 run".to_owned() } else { format!("Median (range) of {} runs", self.runs) };
+        format!(
+            "{runs}; {} tasks of {} bytes a run, {} calls under way at once, every task checked to be done exactly once.",
+            show(self.tasks as f64),
+            PAYLOAD_BYTES,
+            self.concurrency
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(line: &str) -> Result<Settings, clap::Error> {
+        Line::try_parse_from(line.split(' ')).map(|line| Settings::from(&line.args))
+    }
+
+    #[test]
+    fn what_is_given_wins_over_quick_and_quick_over_the_defaults() {
+        let settings = parse("bench").expect("defaults");
+        assert_eq!((settings.runs, settings.tasks, settings.scale_tasks), (5, 30_000, 1_000_000));
+        let quick = parse("bench --quick --tasks 77").expect("valid");
+        assert_eq!((quick.runs, quick.tasks, quick.scale_tasks), (1, 77, 50_000));
+    }
+
+    #[test]
+    fn bad_input_is_refused() {
+        for bad in ["bench --runs 0", "bench --tasks -1", "bench --only speed", "bench --concurrency x", "bench -o xml"]
+        {
+            parse(bad).map(|_| ()).expect_err(bad);
+        }
+        let several = Line::try_parse_from(["bench", "--only", "scale,memory"]).expect("valid");
+        assert_eq!(several.args.only, [Measurement::Scale, Measurement::Memory]);
+    }
+}

@@ -1,0 +1,261 @@
+//! What servers may get wrong: full, locked, elsewhere, asleep or not there.
+
+use std::time::{Duration, Instant};
+
+use windlass::broker::redis::RedisOptions;
+use windlass::broker::{
+    Broker, BrokerError, Cancelled, ClaimRequest, ErrorClass, Extended, Recorded, ReplayRequest, Settled,
+};
+use windlass::protocol::names::{Capabilities, DeadLetterId};
+use windlass::{State, TaskId};
+
+use super::refusal::{Queue, failure, is_refusal, permanent, settle_at, success, task, worker};
+use crate::support::servers::{Flavor, Server, Wait};
+
+const TRANSIENT: ErrorClass = ErrorClass::Transient;
+const INVALID: ErrorClass = ErrorClass::Invalid;
+
+/// closes: asynq#799 (eviction of queue data)
+#[tokio::test]
+async fn settings_that_put_tasks_at_risk_are_told() {
+    for flavor in Flavor::ALL {
+        let risky = Server::builder(flavor).maxmemory("100mb", "allkeys-lru").start().await;
+        let problems = Queue::on(&risky).await.broker.check_server().await.expect("answered");
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems[0].contains("maxmemory-policy is allkeys-lru"), "{problems:?}");
+        assert!(problems[0].contains("set it to noeviction"), "{problems:?}");
+        assert!(problems[1].contains("set appendonly yes"), "{problems:?}");
+        let safe = Server::builder(flavor).aof_always().maxmemory("100mb", "noeviction").start().await;
+        assert_eq!(Queue::on(&safe).await.broker.check_server().await.expect("answered"), Vec::<String>::new());
+    }
+}
+
+/// closes: out of memory refuses the acknowledgement, so a full Redis never drains
+#[tokio::test]
+async fn a_full_server_refuses_new_tasks_and_drains() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor).await;
+        let queue = Queue::on(&server).await;
+        let broker = &queue.broker;
+        queue.enqueue(task()).await;
+        let dead = queue.claim(1).await.remove(0);
+        queue.settle(&dead, permanent()).await;
+        let letter = DeadLetterId { task: dead.lease.task, epoch: dead.lease.epoch };
+        assert_eq!(broker.record_dead_letter(&letter).await.expect("answered"), Recorded::Done);
+        for _ in 0..5 {
+            queue.enqueue(task()).await;
+        }
+        queue.raw(&[("task_id", b"raw"), ("payload", b"{}")]).await;
+        server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+
+        queue.refuses(broker.enqueue(&[task()]), TRANSIENT, "is out of memory and takes no new tasks").await;
+        let replay = ReplayRequest { dead_letter: letter, new_id: TaskId::generate(), payload: None };
+        queue.refuses(broker.replay(&replay), TRANSIENT, "is out of memory").await;
+
+        let tasks = queue.claim(10).await;
+        assert_eq!(tasks.len(), 6, "{flavor:?}: what is there is given out, raw entries too");
+        let renewed = broker.extend(&worker(), std::slice::from_ref(&tasks[0].lease)).await.expect("answered");
+        assert_eq!(renewed, [Extended::Renewed]);
+        assert_eq!(queue.settle(&tasks[0], success()).await, Settled::Succeeded);
+        assert!(matches!(queue.settle(&tasks[1], failure()).await, Settled::Retrying { .. }));
+        assert_eq!(queue.settle(&tasks[2], permanent()).await, Settled::Dead);
+        let letters = queue.dead_letters().await;
+        assert_eq!(broker.record_dead_letter(&letters[0].id).await.expect("answered"), Recorded::Done);
+        let cancelled = broker.cancel(&tasks[3].lease.task, "not needed").await.expect("answered");
+        assert_eq!(cancelled, Cancelled::Done { from: State::Running });
+        broker.deregister(&worker()).await.expect("answered");
+        broker.promote(10).await.expect("answered");
+        assert_eq!(broker.sweep(Default::default()).await.expect("answered").repaired, []);
+        broker.reclaim(Default::default()).await.expect("answered");
+        for task in queue.claim(10).await {
+            assert_eq!(queue.settle(&task, success()).await, Settled::Succeeded);
+        }
+        let counts = broker.counts().await.expect("answered");
+        assert_eq!((counts.backlog, counts.running, counts.retrying), (0, 0, 1), "{flavor:?}: it drained");
+        server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        queue.enqueue(task()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_replica_refuses_every_move_until_it_is_promoted() {
+    for flavor in Flavor::ALL {
+        let (master, replica) = (Server::start(flavor).await, Server::start(flavor).await);
+        let queue = Queue::on(&master).await;
+        queue.enqueue(task()).await;
+        let running = queue.claim(1).await.remove(0);
+        replica.command(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+        let mut wait = Wait::new("the replica to have the queue");
+        while replica.query::<u64>(&["HEXISTS", &queue.broker.keys().live(), running.lease.task.as_str()]).await != 1 {
+            wait.again("no task").await;
+        }
+        let there = queue.through(RedisOptions::new(replica.url()));
+        let sentence = "cannot serve this right now; try again";
+        queue.refuses(there.enqueue(&[task()]), TRANSIENT, sentence).await;
+        queue.refuses(settle_at(&there, &running, success()), TRANSIENT, sentence).await;
+        queue.refuses(there.extend(&worker(), &[]), TRANSIENT, sentence).await;
+        let (worker, any) = (worker(), Capabilities::any());
+        let request = ClaimRequest { worker: &worker, capabilities: &any, limit: 1, recover: None };
+        let error = queue.refuses(there.claim(request), TRANSIENT, sentence).await;
+        assert!(error.to_string().contains("READONLY"), "{flavor:?}: {error}");
+        assert_eq!(there.counts().await.expect("looking is allowed").running, 1);
+
+        replica.command(&["REPLICAOF", "NO", "ONE"]).await;
+        assert_eq!(settle_at(&there, &running, success()).await.expect("answered"), Settled::Succeeded);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_loading_its_data_is_busy_and_then_serves() {
+    for flavor in Flavor::ALL {
+        // A tenth of a second a key; clients are answered once in two megabytes.
+        let server =
+            Server::builder(flavor).config("key-load-delay", "100000").config("rdbcompression", "no").start().await;
+        let queue = Queue::on(&server).await;
+        let id = queue.enqueue(task()).await;
+        let ballast = "x".repeat(1 << 20);
+        for number in 0..20 {
+            server.command(&["SET", &format!("ballast{number}"), &ballast]).await;
+        }
+        server.command(&["SAVE"]).await;
+        let impatient = queue.through(RedisOptions {
+            connect_timeout: Duration::from_secs(2),
+            response_timeout: Duration::from_secs(2),
+            ..RedisOptions::new(server.url())
+        });
+        let mut seen = None;
+        tokio::join!(server.restart(), async {
+            let mut wait = Wait::new("the server to say that it is loading");
+            while seen.is_none() {
+                match impatient.enqueue(&[task()]).await {
+                    Err(error) if error.to_string().contains("LOADING") => seen = Some(error),
+                    other => wait.again(format!("{other:?}")).await,
+                }
+            }
+        });
+        is_refusal(&seen.expect("a refusal"), TRANSIENT, "cannot serve this right now; try again");
+        let mut wait = Wait::new("the same broker to serve again");
+        while let Err(error) = impatient.counts().await {
+            assert_eq!(error.class(), TRANSIENT, "{error}");
+            wait.again(error).await;
+        }
+        assert_eq!(impatient.get(&id).await.expect("answered").expect("it was saved").state, State::Queued);
+    }
+}
+
+#[tokio::test]
+async fn without_its_password_a_server_lets_nobody_in() {
+    for flavor in Flavor::ALL {
+        let server = Server::builder(flavor).password("open sesame").start().await;
+        let queue = Queue::on(&server).await;
+        let plain = format!("redis://127.0.0.1:{}", server.port());
+        let wrong = format!("redis://:hunter2@127.0.0.1:{}", server.port());
+        for url in [plain, wrong] {
+            let outside = queue.through(RedisOptions::new(url));
+            let sentence = "refused access: check user, password and ACL";
+            let error = queue.refuses(outside.enqueue(&[task()]), INVALID, sentence).await;
+            assert!(matches!(error, BrokerError::Denied(_)), "{error:?}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+            let mut bed = outside.sleeper(&Capabilities::any()).await.expect("a bed");
+            let slept = bed.sleep(windlass::protocol::policy::Mode::Running, Duration::from_millis(10));
+            is_refusal(&slept.await.expect_err("no access"), INVALID, sentence);
+        }
+        queue.enqueue(task()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_user_without_the_right_is_refused() {
+    for flavor in Flavor::ALL {
+        let server = Server::builder(flavor)
+            .acl("elsewhere on >secret ~other:* &* +@all")
+            .acl("scriptless on >secret ~* &* +@all -eval -evalsha")
+            .acl("reader on >secret ~* &* +@all -@write")
+            .start()
+            .await;
+        let queue = Queue::on(&server).await;
+        queue.enqueue(task()).await;
+        let running = queue.claim(1).await.remove(0);
+        for user in ["elsewhere", "scriptless", "reader"] {
+            let limited = queue.through(RedisOptions::new(server.url_as(user, "secret")));
+            let sentence = "refused access: check user, password and ACL";
+            let error = queue.refuses(limited.enqueue(&[task()]), INVALID, sentence).await;
+            assert!(matches!(error, BrokerError::Denied(_)), "{flavor:?} {user}: {error:?}");
+            assert!(!error.to_string().contains("secret"), "{error}");
+            queue.refuses(settle_at(&limited, &running, failure()), INVALID, sentence).await;
+        }
+        assert!(matches!(queue.settle(&running, failure()).await, Settled::Retrying { .. }));
+    }
+}
+
+/// A tenant's user has its own keys and nothing else: not even the channel that tells the leader.
+#[tokio::test]
+async fn a_user_with_the_queues_keys_alone_can_do_everything() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor).await;
+        let queue = Queue::on(&server).await;
+        let pattern = format!("~{}*", queue.broker.keys().prefix());
+        server.command(&["ACL", "SETUSER", "tenant", "on", ">secret", "resetchannels", &pattern, "+@all"]).await;
+        let tenant = queue.through(RedisOptions::new(server.url_as("tenant", "secret")));
+        let delayed = windlass::NewTask {
+            not_before: windlass::NotBefore::After(Duration::from_secs(60)),
+            ..task()
+        };
+        tenant.enqueue(&[task(), task(), task(), delayed]).await.expect("taken");
+        let (worker, any) = (worker(), Capabilities::any());
+        let request = ClaimRequest { worker: &worker, capabilities: &any, limit: 10, recover: None };
+        let tasks = tenant.claim(request).await.expect("answered").tasks;
+        assert_eq!(tasks.len(), 3);
+        assert_eq!(settle_at(&tenant, &tasks[0], success()).await.expect("answered"), Settled::Succeeded);
+        let failed = settle_at(&tenant, &tasks[1], failure()).await.expect("answered");
+        assert!(matches!(failed, Settled::Retrying { .. }), "{flavor:?}: {failed:?}");
+        assert_eq!(settle_at(&tenant, &tasks[2], permanent()).await.expect("answered"), Settled::Dead);
+        assert_eq!(tenant.sweep(Default::default()).await.expect("answered").repaired, [], "{flavor:?}");
+    }
+}
+
+#[tokio::test]
+async fn no_server_at_all_is_told_within_the_connection_timeout() {
+    let gone = Server::start(Flavor::Redis70).await;
+    let queue = Queue::on(&gone).await;
+    let options = RedisOptions {
+        connect_timeout: Duration::from_millis(500),
+        ..RedisOptions::new(format!("redis://user:hunter2@127.0.0.1:{}", gone.port()))
+    };
+    let broker = queue.through(options);
+    gone.kill9();
+    for _ in 0..2 {
+        let started = Instant::now();
+        let error = broker.enqueue(&[task()]).await.expect_err("nobody is there");
+        assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+        assert!(matches!(error, BrokerError::Unreachable { .. }), "{error:?}");
+        is_refusal(&error, TRANSIENT, &format!("127.0.0.1:{} was not reached: check that it runs", gone.port()));
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_is_told_within_the_timeouts() {
+    let server = Server::start(Flavor::Redis70).await;
+    let options = RedisOptions {
+        connect_timeout: Duration::from_millis(500),
+        response_timeout: Duration::from_millis(500),
+        ..RedisOptions::new(server.url())
+    };
+    let queue = Queue::with_options(&server, options.clone()).await;
+    let fresh = queue.through(options);
+    let id = queue.enqueue(task()).await;
+    server.freeze().await;
+    for broker in [&*queue.broker, &fresh, &*queue.broker] {
+        let started = Instant::now();
+        let error = broker.get(&id).await.expect_err("frozen");
+        assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+        assert!(matches!(error, BrokerError::Unreachable { .. }), "{error:?}");
+        assert_eq!(error.class(), TRANSIENT);
+    }
+    server.thaw().await;
+    let mut wait = Wait::new("the same broker to work again");
+    while let Err(error) = fresh.get(&id).await {
+        wait.again(error).await;
+    }
+}
