@@ -193,7 +193,8 @@ impl Report {
     /// As Markdown.
     pub(super) fn markdown(&self) -> String {
         let Machine { cores, memory_gib, cpu } = &self.machine;
-        let mut text = format!("{}. {cores} cores ({cpu}), {memory_gib:.0} GiB of memory.\n", self.date);
+        let cores = if *cores == 1 { "1 core".to_owned() } else { format!("{cores} cores") };
+        let mut text = format!("{}. {cores} ({cpu}), {memory_gib:.0} GiB of memory.\n", self.date);
         let lines = [&self.pinning, &format!("{}.", self.versions.join("; ")), &self.settings];
         for line in lines {
             // Writing to a string does not fail.

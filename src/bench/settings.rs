@@ -129,7 +129,7 @@ impl Settings {
     pub(super) fn sentence(&self) -> String {
         let runs = if self.runs == 1 { "1 run".to_owned() } else { format!("Median (range) of {} runs", self.runs) };
         format!(
-            "{runs}; {} tasks of {} bytes a run, {} calls under way at once, every task checked to be done exactly once.",
+            "{runs}; {} tasks of {} bytes a run, calls under way at once: {}; every task checked to be done exactly once.",
             show(self.tasks as f64),
             PAYLOAD_BYTES,
             self.concurrency

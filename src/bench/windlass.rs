@@ -240,6 +240,9 @@ pub(super) async fn throughput(port: u16, load: Load) -> Result<f64> {
     parts.spawn(record(queue.connect()?, delivery.clone(), Some(load.tasks * EVENTS_A_TASK)));
     watch(&mut parts, &delivery, PATIENCE);
     join_all(parts).await?;
+    let counts = queue.broker.counts().await?;
+    let left = counts.backlog + counts.running + counts.outbox;
+    ensure!(left == 0 && counts.finished == load.tasks as u64, "the queue's own books do not add up: {counts:?}");
     delivery.seconds_since(start)
 }
 

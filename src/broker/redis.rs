@@ -248,20 +248,30 @@ impl RedisBroker {
         }
     }
 
+    /// A small hash is scanned in one page whatever its size, so the cursor
+    /// also says how much of its page was seen.
     async fn list_live(&self, state: State, cursor: &str, limit: usize) -> Result<Page<TaskView>> {
         let malformed = |m: Malformed| m.during("list");
+        let (from, skip) = cursor.split_once(':').unwrap_or(("0", "0"));
+        let skip: usize = skip.parse().map_err(|_| BrokerError::Invalid(format!("{cursor:?} is no cursor")))?;
         let mut scan = redis::cmd("HSCAN");
-        scan.arg(self.keys.live()).arg(if cursor.is_empty() { "0" } else { cursor }).arg("COUNT").arg(limit);
+        scan.arg(self.keys.live()).arg(from).arg("COUNT").arg(limit);
         let [next, found] = parts(self.command(&scan).await?).map_err(malformed)?;
+        let found = list(found).map_err(malformed)?;
         let mut items = Vec::new();
-        for (id, token) in fields(found).map_err(malformed)? {
+        for (seen, pair) in found.chunks_exact(2).enumerate().skip(skip) {
+            if items.len() == limit {
+                return Ok(Page { items, next: Some(ListCursor(format!("{from}:{seen}"))) });
+            }
+            let token = bytes(pair[1].clone()).map_err(malformed)?;
             if token::Token::decode(&token).and_then(|token| token.state()).map_err(malformed)? == state {
+                let id = text(pair[0].clone()).and_then(task_id).map_err(malformed)?;
                 // Looked at again as a whole: it may have moved on since.
-                items.extend(self.get(&task_id(id).map_err(malformed)?).await?.filter(|view| view.state == state));
+                items.extend(self.get(&id).await?.filter(|view| view.state == state));
             }
         }
         let next = text(next).map_err(malformed)?;
-        Ok(Page { items, next: (next != "0").then_some(ListCursor(next)) })
+        Ok(Page { items, next: (next != "0").then(|| ListCursor(format!("{next}:0"))) })
     }
 
     async fn list_finished(&self, state: State, cursor: &str, limit: usize) -> Result<Page<TaskView>> {
@@ -376,6 +386,7 @@ impl Broker for RedisBroker {
             "ok" => Ok(()),
             "owned" => Err(BrokerError::Owned { queue: self.keys.queue().to_string(), owner: detail }),
             "version" => Err(BrokerError::Version { found: detail, known: DATA_MODEL_VERSION }),
+            "type" => Err(BrokerError::Invalid(sentences::not_a_stream(&detail))),
             other => Err(Malformed(format!("answer {other:?}")).during("provision")),
         }
     }

@@ -117,6 +117,11 @@ pub(crate) fn too_many_retries(given: u32) -> String {
     format!("max_retries {given} is too high: use 0 to {MOST_RETRIES}, or none for the queue's own limit")
 }
 
+/// An adopted name that something else uses.
+pub(crate) fn not_a_stream(key: &str) -> String {
+    format!("the key {key} is there and is no stream: adopt another name, or move what is there out of the way")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

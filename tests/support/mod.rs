@@ -1,5 +1,6 @@
 //! What the integration tests share: real servers, and queues on them.
 
+#![allow(unreachable_pub, reason = "shared by test files, each a crate of its own")]
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
 pub mod load;

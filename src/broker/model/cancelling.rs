@@ -44,12 +44,11 @@ impl Step<'_> {
         }
     }
 
-    /// Out of its lane, which is ready no more if nothing else waits there.
+    /// Out of its lane, which then stands where its next task says.
     fn leave_lane(&mut self, record: &Record) -> Body {
         let (_, body) = self.take_out(record);
-        let lane = record.lane();
-        if record.state != State::Running && self.queue.lane_mut(&lane).first_unread().is_none() {
-            self.queue.ready.remove(&lane);
+        if record.state != State::Running {
+            self.rank_again(&record.lane());
         }
         body
     }

@@ -98,20 +98,16 @@ impl Step<'_> {
         }
     }
 
-    /// A lane that a claim has served stands where its new head says. While it
-    /// is the only one, its place does not matter and is left as it is.
-    fn rank_again(&mut self, lane: &LaneName) {
-        let head = self.queue.lane_mut(lane).first_unread().map(|entry| entry.task.clone());
-        match head {
+    /// A lane stands where its first task says; without one it is not ready.
+    pub(super) fn rank_again(&mut self, lane: &LaneName) {
+        match self.queue.head_since(lane) {
             None => {
                 self.queue.ready.remove(lane);
             }
-            Some(head) if self.queue.ready.len() > 1 => {
-                let since_ms = self.queue.live.get(&head).map_or(self.now, |record| record.since_ms);
+            Some(since_ms) => {
                 let score = self.score(lane, since_ms);
                 self.queue.ready.insert(lane.clone(), score);
             }
-            Some(_) => {}
         }
     }
 
@@ -230,16 +226,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lane_that_is_alone_keeps_its_place() {
+    async fn a_lane_stands_where_its_first_task_says_after_a_claim_and_after_a_cancel() {
         let rig = Rig::new(Policy::default()).await;
-        rig.try_enqueue(&[of_type("a1", "a"), of_type("a2", "a")]).await.expect("taken");
-        rig.advance(10);
-        rig.enqueue(of_type("a3", "a")).await;
-        rig.claim("w", 2).await;
-        rig.advance(10);
+        for name in ["a1", "a2", "a3"] {
+            rig.enqueue(of_type(name, "a")).await;
+            rig.advance(10);
+        }
+        let oldest = async || rig.model.counts().await.expect("counts").oldest_task_time.expect("ready");
+        assert_eq!(oldest().await.as_millisecond() as u64, START_MS);
+        rig.claim_one("w").await;
+        assert_eq!(oldest().await.as_millisecond() as u64, START_MS + 10);
         rig.enqueue(of_type("b1", "b")).await;
-        let counts = rig.model.counts().await.expect("counts");
-        assert_eq!(counts.oldest_task_time.expect("ready").as_millisecond() as u64, START_MS, "as in Redis");
+        rig.advance(10);
+        rig.enqueue(of_type("a4", "a")).await;
+        rig.cancel("a2").await;
+        rig.cancel("a3").await;
+        assert_eq!(oldest().await.as_millisecond() as u64, START_MS + 30);
+        assert_eq!(ids(&rig.claim("w", 1).await), ["b1"]);
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use super::enqueue::Names;
 use super::lane::Body;
 use super::moves::{Birth, Mishap};
 use super::state::Step;
-use crate::protocol::names::{TaskId, TaskType};
+use crate::protocol::names::{TaskId, TaskType, TraceId};
 use crate::protocol::policy::{IdempotencyRequirement, IdempotencySource};
 use crate::protocol::state::State;
 use crate::protocol::task::Extras;
@@ -56,8 +56,16 @@ impl RawEntry {
     /// A field with plain text of a bounded length.
     fn text(&self, names: &[&str], longest: usize) -> Option<String> {
         let text = std::str::from_utf8(self.one_of(names).unwrap_or_default()).ok()?;
-        let plain = text.len() <= longest && !text.bytes().any(|byte| byte.is_ascii_control());
+        let plain = text.len() <= longest && !text.chars().any(char::is_control);
         plain.then(|| text.to_owned())
+    }
+
+    /// The trace, empty where there is none.
+    fn trace(&self) -> Option<String> {
+        match self.one_of(&["trace_id", "traceId", "traceparent"]) {
+            None => Some(String::new()),
+            Some(trace) => TraceId::new(std::str::from_utf8(trace).ok()?).ok().map(String::from),
+        }
     }
 
     fn payload(&self) -> Option<&[u8]> {
@@ -148,13 +156,12 @@ impl Step<'_> {
         }
         serde_json::from_str::<serde_json::Value>(payload).map_err(|_| "payload is not JSON")?;
         let text = |names: &[&str], longest| {
-            let rule = "idempotency_key, tenant_id or trace_id is too long or not plain text";
-            entry.text(names, longest).ok_or(rule)
+            entry.text(names, longest).ok_or("idempotency_key or tenant_id is too long or not plain text")
         };
         let mut names = Names {
             key: text(&["idempotency_key", "idempotencyKey"], 512)?,
             tenant: text(&["tenant_id", "tenantId"], 128)?,
-            trace: text(&["trace_id", "traceId", "traceparent"], 128)?,
+            trace: entry.trace().ok_or("trace_id is not 1 to 128 printable characters without spaces")?,
         };
         let (max_retries, delay_ms) = self.numbers(entry)?;
         if self.policy.idempotency.source == IdempotencySource::ContentHash {
@@ -313,14 +320,15 @@ mod tests {
         let rig = Rig::new(policy).await;
         let good = [("task_id", "x"), ("payload", "{}"), ("idempotency_key", "k")];
         let long = format!("\"{}\"", "x".repeat(30));
-        let cases: [(&str, &str, &str); 10] = [
+        let cases: [(&str, &str, &str); 11] = [
             ("task_id", "a b", "task_id is missing or is not 1 to 128 printable characters"),
             ("tool_name", "a b", "tool_name may hold letters, digits and . _ / : - only"),
             ("priority", "5.5", "priority must be a whole number from 1 to 10"),
             ("payload", "{nope", "payload is not JSON"),
             ("payload", "[NaN]", "payload is not JSON"),
             ("payload", &long, "payload has 32 bytes, more than 30"),
-            ("tenant_id", "a\nb", "idempotency_key, tenant_id or trace_id is too long or not plain text"),
+            ("tenant_id", "a\u{85}b", "idempotency_key or tenant_id is too long or not plain text"),
+            ("traceId", "a b", "trace_id is not 1 to 128 printable characters without spaces"),
             ("max_retries", "-2", "max_retries or delay_ms is not a number, or not in range"),
             ("delay_ms", "soon", "max_retries or delay_ms is not a number, or not in range"),
             ("idempotency_key", "", "idempotency_key is missing, and this queue requires one"),

@@ -83,9 +83,11 @@ impl Step<'_> {
         }
         let (first, message) = cursor.0.split_once('\n').unwrap_or(("", "0"));
         let message: Message = message.parse().unwrap_or(0);
+        // The first call looks at the task stream too, which counts as a lane.
+        let most_lanes = if first.is_empty() { MOST_LANES - 1 } else { MOST_LANES };
         let lanes: Vec<_> = self.queue.lanes.keys().filter(|lane| lane.as_str() >= first).cloned().collect();
         for (visited, lane) in lanes.iter().enumerate() {
-            if visited == MOST_LANES || reclaimed.requeued.len() + reclaimed.dead.len() >= RECLAIM_AT_ONCE {
+            if visited == most_lanes || reclaimed.requeued.len() + reclaimed.dead.len() >= RECLAIM_AT_ONCE {
                 reclaimed.next = Some(ReclaimCursor(format!("{lane}\n0")));
                 break;
             }
@@ -344,6 +346,22 @@ mod tests {
         rig.model.deregister(&worker("w3")).await.expect("gone");
         let again = rig.model.register(&worker_info("w4", "pod")).await.expect("registered");
         assert_eq!(again.superseded, None, "who has left is not superseded");
+    }
+
+    #[tokio::test]
+    async fn leaving_with_a_task_counts_as_a_release_and_is_bounded() {
+        let mut policy = Policy::default();
+        policy.retry.max_releases = 1;
+        let rig = Rig::new(policy).await;
+        rig.enqueue(task("a")).await;
+        rig.claim_one("w1").await;
+        rig.model.deregister(&worker("w1")).await.expect("gone");
+        let view = rig.get("a").await;
+        assert_eq!((view.release_count, view.crash_count, view.state), (1, 0, State::Retrying));
+        rig.claim_one("w2").await;
+        rig.model.deregister(&worker("w2")).await.expect("gone");
+        let view = rig.get("a").await;
+        assert_eq!((view.state, view.error_code.as_deref()), (State::DlqPending, Some("too_many_releases")));
     }
 
     #[tokio::test]

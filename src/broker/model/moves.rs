@@ -129,7 +129,14 @@ impl Step<'_> {
     pub(super) fn lose(&mut self, id: &TaskId, mut record: Record, reason: RetryReason, loss: Loss) -> State {
         let (message, body) = self.take_out(&record);
         let word = reason.as_str();
-        if loss == Loss::Crash {
+        if reason == RetryReason::Released {
+            record.releases += 1;
+            if record.releases > self.policy.retry.max_releases {
+                let error = format!("was released or rate limited {} times", record.releases);
+                self.die(id, record, body, &Mishap { outcome: word, code: "too_many_releases", error: &error });
+                return State::DlqPending;
+            }
+        } else if loss == Loss::Crash {
             record.crashes += 1;
             if record.crashes > self.policy.retry.max_crashes {
                 let error = format!("lost its worker {} times, last by {word}", record.crashes);

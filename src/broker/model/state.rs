@@ -175,9 +175,15 @@ impl Queue {
         Ok(())
     }
 
-    /// Since when the oldest ready lane is ready.
+    /// Since when the first task of a lane is ready that nobody has read.
+    pub(super) fn head_since(&self, lane: &LaneName) -> Option<u64> {
+        let head = self.lanes.get(lane)?.first_unread()?;
+        self.live.get(&head.task).map(|record| record.since_ms)
+    }
+
+    /// Since when the oldest ready task waits.
     pub(super) fn oldest_ready(&self) -> Option<u64> {
-        self.ready.values().map(|score| score % RAN_BEFORE).min()
+        self.ready.keys().filter_map(|lane| self.head_since(lane)).min()
     }
 
     /// The oldest entries of the outbox.

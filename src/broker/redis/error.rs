@@ -50,7 +50,13 @@ pub(super) fn classify(error: &RedisError, address: &str) -> Fault {
     let no_script = says(&"NOSCRIPT");
     let is_io = error.is_io_error() || error.is_connection_dropped() || error.kind() == ErrorKind::Io;
     let elsewhere = ELSEWHERE.iter().any(says);
-    let denied = ["NOAUTH", "WRONGPASS", "NOPERM"].iter().any(says) || error.kind() == ErrorKind::AuthenticationFailed;
+    // Before a password is given, long commands are refused with this word alone;
+    // inside a script a missing right has a sentence and no code.
+    let unauthenticated = text.contains("unauthenticated");
+    let denied = ["NOAUTH", "WRONGPASS", "NOPERM"].iter().any(says)
+        || unauthenticated
+        || text.contains("The user executing the script can't")
+        || error.kind() == ErrorKind::AuthenticationFailed;
     let error = if denied {
         BrokerError::Denied(text)
     } else if says(&"NOQUEUE") {
@@ -67,5 +73,5 @@ pub(super) fn classify(error: &RedisError, address: &str) -> Fault {
     } else {
         BrokerError::Unexpected { operation: "a Redis command", detail: text }
     };
-    Fault { error, connection_is_useless: is_io || elsewhere, no_script }
+    Fault { error, connection_is_useless: is_io || elsewhere || unauthenticated, no_script }
 }

@@ -183,7 +183,7 @@ pub(super) fn finished_view(parts: [Value; 8]) -> Result<TaskView, Malformed> {
 /// A dead letter, from `dead_letters`.
 pub(super) fn dead_letter(value: Value) -> Result<DeadLetter, Malformed> {
     #[derive(Deserialize)]
-    struct Row(u64, u64, String, String, String, String);
+    struct Row(u64, u64, String, String, serde_bytes::ByteBuf, String);
     let [id, token, body, extras, error, code, history] = parts(value)?;
     let token = Token::decode(&bytes(token)?)?;
     let rows: Vec<Row> = rmp_serde::from_slice(&bytes(history)?).map_err(|e| Malformed(format!("a history: {e}")))?;
@@ -211,7 +211,7 @@ pub(super) fn dead_letter(value: Value) -> Result<DeadLetter, Malformed> {
                 at_ms,
                 outcome,
                 code,
-                error,
+                error: lossy(error),
                 worker,
             })
             .collect(),

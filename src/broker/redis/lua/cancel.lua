@@ -24,27 +24,37 @@ if from == 'P' then
   count('invalid_transitions', 1)
   return { 'invalid', from }
 end
+local lane = t[8] ~= '' and lane_of(t)
+local key = lane and P .. 'lane:' .. lane
 local meta = ''
-if t[8] ~= '' then
-  local lane = lane_of(t)
-  local key = P .. 'lane:' .. lane
+if lane then
   local entry = call('XRANGE', key, t[8], t[8])[1]
   meta = entry and entry[2][6] or ''
-  call('XACK', key, group, t[8])
-  call('XDEL', key, t[8])
-  if from ~= 'R' and not first_unread(key, last_read(key)) then
-    unready(lane, t[9])
-  end
 else
   local body = call('HGET', PARKED, id)
   meta = body and cmsgpack.unpack(body)[2] or ''
+end
+finish(id, t, token, 'c', 'cancelled', reason, 'cancelled', '', meta)
+call('HDEL', LIVE, id)
+call('DEL', P .. 'x:' .. id)
+if lane then
+  call('XACK', key, group, t[8])
+  call('XDEL', key, t[8])
+  if from ~= 'R' then
+    -- The lane's place is that of its first task.
+    local unread = first_unread(key, last_read(key))
+    if unread then
+      local kind, priority, again = parse_lane(lane)
+      rescore(lane, kind, score(priority, again, ready_since(unread)))
+    else
+      unready(lane, t[9])
+    end
+  end
+else
   call('ZREM', P .. 'delayed', id)
   call('ZREM', P .. 'retrying', id)
   call('HDEL', PARKED, id)
 end
-call('HDEL', LIVE, id)
-call('DEL', P .. 'x:' .. id)
-finish(id, t, token, 'c', 'cancelled', reason, 'cancelled', '', meta)
 emit('c' .. from, id, token, reason)
 count('cancelled', 1)
 flush_moves()

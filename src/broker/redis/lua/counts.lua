@@ -17,10 +17,12 @@ local function group_info(key)
   end
   return { pending = 0, ['last-delivered-id'] = '0-0' }
 end
-local backlog, running = 0, 0
+local backlog, running, read_up_to = 0, 0, {}
 for _, lane in ipairs(call('SMEMBERS', P .. 'lanes')) do
   local key = P .. 'lane:' .. lane
-  local pending = group_info(key).pending
+  local info = group_info(key)
+  local pending = info.pending
+  read_up_to[lane] = info['last-delivered-id']
   running = running + pending
   backlog = backlog + call('XLEN', key) - pending
 end
@@ -34,11 +36,22 @@ if call('EXISTS', KEYS[2]) == 1 then
   end
   backlog = backlog + lag
 end
-local oldest = ''
-local lanes = call('ZRANGE', READY, 0, -1, 'WITHSCORES')
-for i = 2, #lanes, 2 do
-  local since = tonumber(lanes[i]) % RAN_BEFORE
-  if oldest == '' or since < oldest then
+-- A ready lane's score is never later than its first task: look at the lanes
+-- from the earliest on, until no further one can hold an older task.
+local oldest, lanes = '', {}
+local scores = call('ZRANGE', READY, 0, -1, 'WITHSCORES')
+for i = 1, #scores, 2 do
+  lanes[#lanes + 1] = { scores[i], tonumber(scores[i + 1]) % RAN_BEFORE }
+end
+table.sort(lanes, function(a, b) return a[2] < b[2] end)
+for _, lane in ipairs(lanes) do
+  if oldest ~= '' and lane[2] >= oldest then
+    break
+  end
+  local entry = first_unread(P .. 'lane:' .. lane[1], read_up_to[lane[1]] or '0-0')
+  local token = entry and call('HGET', LIVE, entry[2][2])
+  local since = token and cmsgpack.unpack(token)[7]
+  if since and (oldest == '' or since < oldest) then
     oldest = since
   end
 end

@@ -9,6 +9,9 @@
 local worker, n = ARGV[3], tonumber(ARGV[4])
 local answers, renew, ids = {}, {}, {}
 call('DEL', P .. 'none') -- the first write: heartbeats go on when memory is full
+if call('HEXISTS', P .. 'workers', worker) == 1 then
+  call('ZADD', P .. 'heartbeats', now, worker)
+end
 for i = 1, n do
   ids[i] = ARGV[3 + i * 2]
 end
@@ -32,9 +35,11 @@ for key, messages in pairs(renew) do
     messages[#messages + 1] = 'TIME'
     messages[#messages + 1] = now
   end
-  call('XCLAIM', key, group, worker, 0, unpack(messages))
-end
-if call('HEXISTS', P .. 'workers', worker) == 1 then
-  call('ZADD', P .. 'heartbeats', now, worker)
+  local claimed = redis.pcall('XCLAIM', key, group, worker, 0, unpack(messages))
+  if claimed.err then
+    -- The group is gone (a flush, a failover). From the start, as a claim makes it.
+    redis.pcall('XGROUP', 'CREATE', key, group, '0', 'MKSTREAM')
+    call('XCLAIM', key, group, worker, 0, unpack(messages))
+  end
 end
 return table.concat(answers)

@@ -2,7 +2,7 @@
 --
 -- KEYS as in every script. This one runs before there is a policy.
 -- ARGV[3] owner  ARGV[4] 'force' to take over  then policy fields and values
--- RETURNS {'ok'} or {'owned', owner} or {'version', version}
+-- RETURNS {'ok'} or {'owned', owner} or {'version', version} or {'type', key that is no stream}
 local call = redis.call
 call('EXISTS', KEYS[1], KEYS[1] .. ':none') -- refused while the slot moves
 local P = string.sub(KEYS[1], 1, -7)
@@ -13,6 +13,12 @@ if version and math.abs(tonumber(version) - 1) > 1 then
 end
 if owner and owner ~= ARGV[3] and ARGV[4] ~= 'force' then
   return { 'owned', owner }
+end
+for i = 2, 4 do
+  local kind = call('TYPE', KEYS[i]).ok
+  if kind ~= 'none' and kind ~= 'stream' then
+    return { 'type', KEYS[i] }
+  end
 end
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
 call('HSET', P .. 'meta', 'version', version or 1, 'owner', ARGV[3])

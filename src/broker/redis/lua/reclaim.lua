@@ -68,12 +68,8 @@ local function take_back(key, entries)
   end
 end
 
-local lanes = call('SMEMBERS', P .. 'lanes')
-table.sort(lanes)
-local next_lane, next_message, visited = '', '0', 0
-if ARGV[3] == '' then
-  -- Raw entries that a consumer from before took and left.
-  local entries = expired(KEYS[2], '0')
+-- Raw entries that a consumer from before took and left.
+local function take_back_raw(entries)
   local whole = {}
   for _, entry in ipairs(entries) do
     if entry and entry[2] then
@@ -84,6 +80,22 @@ if ARGV[3] == '' then
     file_all(whole)
   end
 end
+
+-- Before Redis 7 an entry that was deleted stays pending, with nothing to show
+-- for it; by now it is pending for us.
+local function drop_deleted(key)
+  for _, row in ipairs(call('XPENDING', key, group, '-', '+', BATCH, 'windlass')) do
+    if #call('XRANGE', key, row[1], row[1]) == 0 then
+      call('XACK', key, group, row[1])
+    end
+  end
+end
+
+local RAW = '!raw' -- sorts before every lane, and is none
+local lanes = call('SMEMBERS', P .. 'lanes')
+lanes[#lanes + 1] = RAW
+table.sort(lanes)
+local next_lane, next_message, visited = '', '0', 0
 for _, lane in ipairs(lanes) do
   if lane >= ARGV[3] then
     if visited == MOST_LANES or #requeued + #dead >= BATCH then
@@ -91,9 +103,19 @@ for _, lane in ipairs(lanes) do
       break
     end
     visited = visited + 1
-    local key = P .. 'lane:' .. lane
+    local key = lane == RAW and KEYS[2] or P .. 'lane:' .. lane
     local entries, next = expired(key, lane == ARGV[3] and ARGV[4] or '0')
-    take_back(key, entries)
+    if lane == RAW then
+      take_back_raw(entries)
+    else
+      take_back(key, entries)
+    end
+    for i = 1, #entries do
+      if not entries[i] then
+        drop_deleted(key)
+        break
+      end
+    end
     if next ~= '0-0' then
       next_lane, next_message = lane, next
       break

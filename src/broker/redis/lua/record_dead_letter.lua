@@ -20,7 +20,6 @@ if t[1] ~= 'P' or t[2] ~= epoch then
   count('invalid_transitions', 1)
   return 'invalid'
 end
-call('ZREM', P .. 'dlq_pending', id)
 local x, history = call('HGETALL', P .. 'x:' .. id), {}
 local extra = {}
 for i = 1, #x, 2 do
@@ -42,6 +41,7 @@ emit('DP', id, token, dlq_id)
 finish(id, t, token, 'f', 'failed', err, code, dlq_id, body[2])
 emit('fD', id, token, code)
 call('HDEL', LIVE, id)
+call('ZREM', P .. 'dlq_pending', id)
 call('HDEL', PARKED, id)
 call('DEL', P .. 'x:' .. id)
 count('failed', 1)

@@ -99,10 +99,6 @@ if n > 0 then
   end
 end
 call('DEL', P .. 'none') -- allowed when memory is full, as all that follows then is
-for lane, messages in pairs(acks) do
-  call('XACK', P .. 'lane:' .. lane, group, unpack(messages))
-  call('XDEL', P .. 'lane:' .. lane, unpack(messages))
-end
 
 local dues, gone, done, extras, succeeded = {}, {}, {}, {}, 0
 local aliased = plan_n > 0 and call('EXISTS', P .. 'aliases') == 1
@@ -191,6 +187,11 @@ if succeeded > 0 then
   if #extras > 0 then
     call('DEL', unpack(extras))
   end
+end
+-- Last of all: had anything before failed, the tasks would still be where they were.
+for lane, messages in pairs(acks) do
+  call('XACK', P .. 'lane:' .. lane, group, unpack(messages))
+  call('XDEL', P .. 'lane:' .. lane, unpack(messages))
 end
 count('succeeded', succeeded)
 local invalid = 0

@@ -11,17 +11,13 @@ local function wrong(id, what)
   repaired[#repaired + 1], repaired[#repaired + 2] = id, what
 end
 
-local function earlier(a, b)
-  local am, as = string.match(a, '^(%d+)-(%d+)$')
-  local bm, bs = string.match(b, '^(%d+)-(%d+)$')
-  am, as, bm, bs = tonumber(am), tonumber(as), tonumber(bm), tonumber(bs)
-  return am < bm or (am == bm and as <= bs)
-end
-
 -- A task that should be in a lane.
 local function check_lane(id, t)
   local lane = lane_of(t)
   local key = P .. 'lane:' .. lane
+  if call('SADD', P .. 'lanes', lane) == 1 then
+    wrong(id, 'its lane ' .. lane .. ' was not in the list of lanes')
+  end
   local entry = call('XRANGE', key, t[8], t[8])[1]
   if not entry then
     wrong(id, 'its entry is gone from lane ' .. lane)
@@ -43,15 +39,24 @@ local function check_lane(id, t)
     return
   end
   read_up_to[key] = read_up_to[key] or last_read(key)
-  if earlier(t[8], read_up_to[key]) then
+  if not is_earlier(read_up_to[key], t[8]) then
     wrong(id, 'it waits in lane ' .. lane .. ' behind where that was read')
     call('XACK', key, group, t[8])
     call('XDEL', key, t[8])
     t[8] = push(lane, t[9], t[10], id, entry[2][4], entry[2][6] or '')
     call('HSET', LIVE, id, cmsgpack.pack(t))
-  elseif not call('ZSCORE', READY, lane) then
-    wrong(id, 'its lane ' .. lane .. ' was not among the ready ones')
-    touched[lane] = { t[9], t[10] }
+    return
+  end
+  local indexes = { READY }
+  for _, class in ipairs(classes_of(t[9])) do
+    indexes[#indexes + 1] = READY .. ':' .. class
+  end
+  for _, index in ipairs(indexes) do
+    if not call('ZSCORE', index, lane) then
+      wrong(id, 'its lane ' .. lane .. ' was not among the ready ones')
+      touched[lane] = { t[9], t[10] }
+      return
+    end
   end
 end
 

@@ -144,9 +144,8 @@ local function claim_some(worker, class, types, limit, held)
       local unread = first_unread(key, entries[#entries][1])
       if not unread then
         unready(lane, kind)
-      elseif call('ZCARD', READY) > 1 then
-        local token = call('HGET', LIVE, unread[2][2])
-        rescore(lane, kind, score(priority, again, token and cmsgpack.unpack(token)[7] or now))
+      else
+        rescore(lane, kind, score(priority, again, ready_since(unread)))
       end
     end
   end

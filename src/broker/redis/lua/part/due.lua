@@ -5,8 +5,6 @@ local function promote_due(name, limit)
     return 0
   end
   local tokens, bodies = call('HMGET', LIVE, unpack(ids)), call('HMGET', PARKED, unpack(ids))
-  call('ZREM', P .. name, unpack(ids))
-  call('HDEL', PARKED, unpack(ids))
   local sets = {}
   for i, id in ipairs(ids) do
     if tokens[i] and bodies[i] then
@@ -27,5 +25,7 @@ local function promote_due(name, limit)
   if #sets > 0 then
     call('HSET', LIVE, unpack(sets))
   end
+  call('HDEL', PARKED, unpack(ids))
+  call('ZREM', P .. name, unpack(ids))
   return #ids
 end

@@ -28,6 +28,7 @@ local function file_all(entries)
 
   local function is_text(s, longest)
     return #s <= longest and is_utf8(s) and not string.find(s, '[%z\1-\31\127]')
+      and not string.find(s, '\194[\128-\159]')
   end
 
   -- Everything that was in an entry that could not be read, as JSON.
@@ -95,8 +96,11 @@ local function file_all(entries)
     local key = one_of(f, 'idempotency_key', 'idempotencyKey') or ''
     local tenant = one_of(f, 'tenant_id', 'tenantId') or ''
     local trace = one_of(f, 'trace_id', 'traceId', 'traceparent') or ''
-    if not problem and not (is_text(key, 512) and is_text(tenant, 128) and is_text(trace, 128)) then
-      problem = 'idempotency_key, tenant_id or trace_id is too long or not plain text'
+    if not problem and not (is_text(key, 512) and is_text(tenant, 128)) then
+      problem = 'idempotency_key or tenant_id is too long or not plain text'
+    end
+    if not problem and (#trace > 128 or string.find(trace, '[^\33-\126]')) then
+      problem = 'trace_id is not 1 to 128 printable characters without spaces'
     end
     local max_retries = tonumber(one_of(f, 'max_retries', 'maxRetries') or -1)
     local delay = tonumber(one_of(f, 'delay_ms', 'delayMs') or 0)
@@ -119,7 +123,10 @@ local function file_all(entries)
     end
     if key ~= '' then
       local first = holder_of(tenant, key)
-      if first then
+      if first and call('HGET', P .. 'alias', id) == first then
+        count('duplicates', 1)
+        return
+      elseif first then
         local finished = call('HGET', P .. 'done', first)
         call('HSET', P .. 'alias', id, first)
         if finished then
@@ -151,11 +158,11 @@ local function file_all(entries)
   for i, entry in ipairs(entries) do
     messages[i] = entry[1]
   end
-  call('XACK', KEYS[2], group, unpack(messages))
-  call('XDEL', KEYS[2], unpack(messages))
   for _, entry in ipairs(entries) do
     file(entry[1], entry[2], rules)
   end
+  call('XACK', KEYS[2], group, unpack(messages))
+  call('XDEL', KEYS[2], unpack(messages))
   count('raw', #entries)
 end
 
@@ -167,12 +174,17 @@ local function file_raw(limit)
     if not string.find(read.err, 'NOGROUP', 1, true) then
       return redis.call('XREADGROUP', 'GROUP', group, 'windlass', 'COUNT', limit, 'STREAMS', KEYS[2], '>')
     end
-    call('XGROUP', 'CREATE', KEYS[2], group, call('HGET', P .. 'meta', 'task_floor') or '0', 'MKSTREAM')
+    -- After what it had delivered, never at the beginning of an adopted stream's history.
+    local at_provision, since = call('HGET', P .. 'meta', 'task_floor') or '0-0', call('HGET', P .. 'stats', 'task_floor')
+    local floor = since and not is_earlier(since, at_provision) and since or at_provision
+    call('XGROUP', 'CREATE', KEYS[2], group, floor, 'MKSTREAM')
     read = call('XREADGROUP', 'GROUP', group, 'windlass', 'COUNT', limit, 'STREAMS', KEYS[2], '>')
   end
   if not read then
     return 0
   end
-  file_all(read[1][2])
-  return #read[1][2]
+  local entries = read[1][2]
+  call('HSET', P .. 'stats', 'task_floor', entries[#entries][1])
+  file_all(entries)
+  return #entries
 end

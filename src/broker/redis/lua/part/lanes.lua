@@ -124,9 +124,23 @@ local function ring()
   end
 end
 
+-- Whether one message id comes before another.
+local function is_earlier(a, b)
+  local am, as = string.match(a, '^(%d+)-(%d+)$')
+  local bm, bs = string.match(b, '^(%d+)-(%d+)$')
+  am, bm = tonumber(am), tonumber(bm)
+  return am < bm or (am == bm and tonumber(as) < tonumber(bs))
+end
+
 -- The first entry of a lane that nobody has read, or nil.
 local function first_unread(key, last)
   return call('XRANGE', key, '(' .. last, '+', 'COUNT', 1)[1]
+end
+
+-- Since when the task of an entry is ready.
+local function ready_since(entry)
+  local token = call('HGET', LIVE, entry[2][2])
+  return token and cmsgpack.unpack(token)[7] or now
 end
 
 -- Where the group of workers has read a stream up to.

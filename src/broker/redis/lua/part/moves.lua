@@ -3,12 +3,23 @@ local function idem_field(tenant, key)
   return tenant .. '\0' .. key
 end
 
+-- The beginning of a text, cut between characters.
+local function beginning(text, longest)
+  if #text <= longest then
+    return text
+  end
+  while longest > 0 and byte(text, longest + 1) >= 128 and byte(text, longest + 1) < 192 do
+    longest = longest - 1
+  end
+  return sub(text, 1, longest)
+end
+
 -- Remembers how an attempt ended; the last 20 are kept. What ended outside
 -- an attempt (a deadline in the queue) does not overwrite the attempt before it.
 local function remember(id, t, outcome, code, err)
   local x = P .. 'x:' .. id
   local runs = t[1] == 'R'
-  local attempt = { t[2], now, outcome, code, string.sub(err, 1, 256), runs and t[15] or '' }
+  local attempt = { t[2], now, outcome, code, beginning(err, 256), runs and t[15] or '' }
   call('HSET', x, 'error', err, 'code', code, 'h' .. t[2] .. (runs and '' or 'q'), pack(attempt))
   if runs then
     call('HSET', x, 'worker', t[15])
@@ -18,7 +29,7 @@ local function remember(id, t, outcome, code, err)
   end
 end
 
--- To dlq_pending. The caller has taken the task out of where it was.
+-- To dlq_pending. The caller then takes the task out of where it was.
 local function die(id, t, payload, meta, outcome, code, err)
   local from, worker = t[1], t[1] == 'R' and t[15] or ''
   remember(id, t, outcome, code, err)
@@ -32,7 +43,7 @@ local function die(id, t, payload, meta, outcome, code, err)
   tell_leader()
 end
 
--- To retrying. The caller has taken the task out of where it was and counted why.
+-- To retrying. The caller has counted why, and then takes the task out of where it was.
 local function run_again(id, t, payload, meta, reason, due)
   local from, worker = t[1], t[1] == 'R' and t[15] or ''
   t[1], t[7], t[15] = 'T', now, reason
@@ -51,14 +62,18 @@ local function run_again(id, t, payload, meta, reason, due)
   emit('T' .. from, id, token, reason, worker)
 end
 
--- A worker lost a task: `entry` is its message, still pending.
-local function lose(id, t, key, entry, reason, crash)
+-- Takes a running task from its worker; `entry` is its message, still pending.
+local function take_from(id, t, entry, reason, crash)
   local worker = t[15]
-  call('XACK', key, group, entry[1])
-  call('XDEL', key, entry[1])
   local fields = entry[2]
   local payload, meta = fields[4], fields[6] or ''
-  if crash then
+  if reason == 'released' then
+    t[5] = t[5] + 1
+    if t[5] > tonumber(policy('max_releases')) then
+      die(id, t, payload, meta, reason, 'too_many_releases', 'was released or rate limited ' .. t[5] .. ' times')
+      return 'P'
+    end
+  elseif crash then
     t[4] = t[4] + 1
     if t[4] > tonumber(policy('max_crashes')) then
       die(id, t, payload, meta, reason, 'worker_lost', 'lost its worker ' .. t[4] .. ' times, last by ' .. reason)
@@ -70,6 +85,15 @@ local function lose(id, t, key, entry, reason, crash)
   run_again(id, t, payload, meta, reason, now)
   count('reclaimed', 1)
   return 'T'
+end
+
+-- A worker lost a task. Its old entry goes last: had anything before failed,
+-- it would still be there.
+local function lose(id, t, key, entry, reason, crash)
+  local letter = take_from(id, t, entry, reason, crash)
+  call('XACK', key, group, entry[1])
+  call('XDEL', key, entry[1])
+  return letter
 end
 
 -- Frees a finished task's key, as the scope says.
