@@ -6,6 +6,7 @@
 //! makes it a test on every broker, `redis_suite!` on every broker but the
 //! model: those look at the keys themselves, or break them on purpose.
 
+#[allow(unreachable_pub, reason = "`pub` marks what tests may use")]
 mod support;
 
 mod conformance {

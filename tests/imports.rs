@@ -142,7 +142,9 @@ fn names_crate(code: &str, name: &str) -> bool {
 
 /// Whether code of the protocol reaches for the broker.
 fn names_broker(code: &str) -> bool {
-    ["crate::broker", "super::broker", "super::super::broker", "windlass::broker"].iter().any(|path| code.contains(path))
+    ["crate::broker", "super::broker", "super::super::broker", "windlass::broker"]
+        .iter()
+        .any(|path| code.contains(path))
 }
 
 /// Every file under `dir` with one of these endings.

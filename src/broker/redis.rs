@@ -104,12 +104,26 @@ impl RedisBroker {
         script.call(&self.keys, self.clock.now_ms().unwrap_or(0))
     }
 
+    /// Runs a script that may be repeated: a connection that broke while it
+    /// was idle costs the caller nothing.
     async fn run(&self, call: Call<'_>) -> Result<Value> {
+        match call.run(&self.link).await {
+            Err(fault) if matches!(fault.error, BrokerError::Unreachable { .. }) => self.run_once(call).await,
+            answer => answer.map_err(|fault| self.name_queue(fault)),
+        }
+    }
+
+    /// Runs a script that claims: its caller must know when an answer was lost.
+    async fn run_once(&self, call: Call<'_>) -> Result<Value> {
         call.run(&self.link).await.map_err(|fault| self.name_queue(fault))
     }
 
     async fn command(&self, command: &redis::Cmd) -> Result<Value> {
-        self.link.call(command).await.map_err(|fault| self.name_queue(fault))
+        match self.link.call(command).await {
+            Err(fault) if matches!(fault.error, BrokerError::Unreachable { .. }) => self.link.call(command).await,
+            answer => answer,
+        }
+        .map_err(|fault| self.name_queue(fault))
     }
 
     /// Errors about the queue say which one.
@@ -421,7 +435,7 @@ impl Broker for RedisBroker {
             let [mode, tasks] = parts(value)?;
             Ok(Claimed { mode: mode_of(mode)?, tasks: claimed_tasks(tasks)? })
         };
-        read(self.run(call).await?).map_err(|m| m.during("claim"))
+        read(self.run_once(call).await?).map_err(|m| m.during("claim"))
     }
 
     async fn settle(&self, settlements: &[Settlement], next: ClaimRequest<'_>) -> Result<SettleReply> {
@@ -452,7 +466,7 @@ impl Broker for RedisBroker {
             };
             Ok(SettleReply { settled, claimed })
         };
-        read(self.run(call).await?).map_err(|m| m.during("settle"))
+        read(self.run_once(call).await?).map_err(|m| m.during("settle"))
     }
 
     async fn extend(&self, worker: &WorkerId, leases: &[Lease]) -> Result<Vec<Extended>> {

@@ -17,16 +17,82 @@ const SEED: u64 = 20_240_229;
 
 /// Names that the intake reads, and some that it does not.
 const NAMES: [&str; 30] = [
-    "task_id", "taskId", "id", "job_id", "jobId", "tool_name", "toolName", "type", "task_type", "taskType", "job_type",
-    "kind", "payload", "payload_json", "priority", "idempotency_key", "idempotencyKey", "tenant_id", "tenantId",
-    "trace_id", "traceId", "traceparent", "max_retries", "maxRetries", "delay_ms", "delayMs", "", "token", "meta", "\0",
+    "task_id",
+    "taskId",
+    "id",
+    "job_id",
+    "jobId",
+    "tool_name",
+    "toolName",
+    "type",
+    "task_type",
+    "taskType",
+    "job_type",
+    "kind",
+    "payload",
+    "payload_json",
+    "priority",
+    "idempotency_key",
+    "idempotencyKey",
+    "tenant_id",
+    "tenantId",
+    "trace_id",
+    "traceId",
+    "traceparent",
+    "max_retries",
+    "maxRetries",
+    "delay_ms",
+    "delayMs",
+    "",
+    "token",
+    "meta",
+    "\0",
 ];
 
 /// Values that are right for some field, nearly right, or right for none.
 const VALUES: [&str; 42] = [
-    "", " ", "0", "1", "5", "10", "11", "-1", "-5", "1.5", "1e1", "1e999", "0x5", "nan", "inf", "-inf", "null", "true",
-    "{}", "[]", "{\"a\":1}", "[1,2,{\"b\":null}]", "\"text\"", "{oops", "[NaN]", "NaN", "Infinity", "[1e400]", "a", "send",
-    "a b", "a:5", "a+", "a\nb", ":", "{x}", "\0", "ü", "😀", "\u{7f}", "\u{85}", "99999999999999999999999",
+    "",
+    " ",
+    "0",
+    "1",
+    "5",
+    "10",
+    "11",
+    "-1",
+    "-5",
+    "1.5",
+    "1e1",
+    "1e999",
+    "0x5",
+    "nan",
+    "inf",
+    "-inf",
+    "null",
+    "true",
+    "{}",
+    "[]",
+    "{\"a\":1}",
+    "[1,2,{\"b\":null}]",
+    "\"text\"",
+    "{oops",
+    "[NaN]",
+    "NaN",
+    "Infinity",
+    "[1e400]",
+    "a",
+    "send",
+    "a b",
+    "a:5",
+    "a+",
+    "a\nb",
+    ":",
+    "{x}",
+    "\0",
+    "ü",
+    "😀",
+    "\u{7f}",
+    "\u{85}",
+    "99999999999999999999999",
 ];
 
 type Entry = Vec<(Vec<u8>, Vec<u8>)>;
@@ -167,12 +233,18 @@ async fn survives(flavor: Flavor, number: usize) {
         scheduled += usize::from(view.state == windlass::State::Scheduled);
         aliases += usize::from(view.id != *id);
     }
-    assert_eq!(succeeded + died + scheduled + aliases, looks.len(), "each is a task, a dead letter or a known duplicate");
+    assert_eq!(
+        succeeded + died + scheduled + aliases,
+        looks.len(),
+        "each is a task, a dead letter or a known duplicate"
+    );
     assert_eq!(counts.finished as usize, succeeded + died);
     assert_eq!(queue.broker.sweep(Default::default()).await.expect("answered").repaired, []);
     assert!(succeeded > number / 10 && died > number / 10 && aliases > 0, "{succeeded} {died} {aliases}");
     let all = started.elapsed();
-    println!("{flavor:?}: {number} entries, {succeeded} done, {died} dead, {aliases} known; {sent:.1?}, {drained:.1?}, {all:.1?}");
+    println!(
+        "{flavor:?}: {number} entries, {succeeded} done, {died} dead, {aliases} known; {sent:.1?}, {drained:.1?}, {all:.1?}"
+    );
 }
 
 #[tokio::test]

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use serde_json::json;
 use windlass::broker::redis::{RedisBroker, RedisOptions};
 use windlass::broker::{
-    Broker, ClaimRequest, DiscardRequest, Discarded, ErrorClass, MAX_BATCH, Outcome, Recorded, ReplayRequest,
-    Replayed, Settled,
+    Broker, ClaimRequest, DiscardRequest, Discarded, ErrorClass, MAX_BATCH, Outcome, Recorded, ReplayRequest, Replayed,
+    Settled,
 };
 use windlass::protocol::keys::{AdoptedKeys, Keys};
 use windlass::protocol::names::{Capabilities, DeadLetterId, Epoch, IdempotencyKey, TenantId, TraceId, WorkerId};

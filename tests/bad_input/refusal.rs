@@ -6,12 +6,10 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tokio::sync::OnceCell;
+use windlass::NewTask;
 use windlass::broker::clock::Clock;
 use windlass::broker::redis::{RedisBroker, RedisOptions};
-use windlass::broker::{
-    Broker, BrokerError, ClaimRequest, ClaimedTask, ErrorClass, Outcome, Settled, Settlement,
-};
-use windlass::NewTask;
+use windlass::broker::{Broker, BrokerError, ClaimRequest, ClaimedTask, ErrorClass, Outcome, Settled, Settlement};
 use windlass::protocol::backoff::Dice;
 use windlass::protocol::keys::Keys;
 use windlass::protocol::names::{Capabilities, WorkerId};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use windlass::broker::redis::RedisOptions;
+use windlass::broker::redis::{RedisOptions, ReplicaAck};
 use windlass::broker::{
     Broker, BrokerError, Cancelled, ClaimRequest, ErrorClass, Extended, Recorded, ReplayRequest, Settled,
 };
@@ -105,6 +105,30 @@ async fn a_replica_refuses_every_move_until_it_is_promoted() {
     }
 }
 
+/// closes: redis#6062 (a failover loses acknowledged writes; an enqueue says what it guarantees)
+#[tokio::test]
+async fn a_write_that_no_replica_confirms_is_told_and_can_be_repeated() {
+    let (master, replica) = (Server::start(Flavor::Redis70).await, Server::start(Flavor::Redis70).await);
+    let replicas = Some(ReplicaAck { count: 1, timeout: Duration::from_millis(100) });
+    let queue = Queue::with_options(&master, RedisOptions { replicas, ..RedisOptions::new(master.url()) }).await;
+    let one = task();
+    let error = queue.broker.enqueue(std::slice::from_ref(&one)).await.expect_err("nobody confirms");
+    is_refusal(&error, TRANSIENT, "only 0 of 1 replicas confirmed in time: repeat with the same task ids");
+    replica.command(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    let mut wait = Wait::new("the replica to confirm");
+    let again = loop {
+        match queue.broker.enqueue(std::slice::from_ref(&one)).await {
+            Ok(answer) => break answer,
+            Err(error) => {
+                assert_eq!(error.class(), TRANSIENT);
+                wait.again(error).await;
+            }
+        }
+    };
+    assert!(!again[0].created, "it was taken the first time");
+    assert_eq!(queue.claim(10).await.len(), 1);
+}
+
 #[tokio::test]
 async fn a_server_that_is_loading_its_data_is_busy_and_then_serves() {
     for flavor in Flavor::ALL {
@@ -197,10 +221,7 @@ async fn a_user_with_the_queues_keys_alone_can_do_everything() {
         let pattern = format!("~{}*", queue.broker.keys().prefix());
         server.command(&["ACL", "SETUSER", "tenant", "on", ">secret", "resetchannels", &pattern, "+@all"]).await;
         let tenant = queue.through(RedisOptions::new(server.url_as("tenant", "secret")));
-        let delayed = windlass::NewTask {
-            not_before: windlass::NotBefore::After(Duration::from_secs(60)),
-            ..task()
-        };
+        let delayed = windlass::NewTask { not_before: windlass::NotBefore::After(Duration::from_secs(60)), ..task() };
         tenant.enqueue(&[task(), task(), task(), delayed]).await.expect("taken");
         let (worker, any) = (worker(), Capabilities::any());
         let request = ClaimRequest { worker: &worker, capabilities: &any, limit: 10, recover: None };

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use windlass::broker::redis::{RedisBroker, RedisOptions};
 use windlass::broker::ErrorClass;
+use windlass::broker::redis::{RedisBroker, RedisOptions};
 use windlass::protocol::keys::{AdoptedKeys, Keys};
 use windlass::protocol::policy::{Priorities, PriorityOrder};
 use windlass::{State, TaskId};
@@ -141,6 +141,23 @@ async fn each_duplicates_result_stands_once_under_the_id_that_was_sent(fx: &Fixt
     for entry in fx.stream(&fx.keys().result).await {
         assert_eq!((entry.field("status"), entry.field("result")), (Some("succeeded"), Some(r#"{"ok":true}"#)));
     }
+}
+
+async fn a_duplicate_of_a_task_that_dies_gets_its_failure(fx: &Fixture) {
+    let fx = &adopted(fx, &s0()).await;
+    for id in ["first", "second"] {
+        fx.raw(&[("task_id", id), ("payload", "{}"), ("idempotency_key", "k")]).await;
+    }
+    let letter = fx.bury(&fx.claim_one().await).await;
+    let results = fx.stream(&fx.keys().result).await;
+    let of = |id: &str| results.iter().filter(|entry| entry.field("task_id") == Some(id)).collect::<Vec<_>>();
+    for id in ["first", "second"] {
+        let found = of(id);
+        assert_eq!(found.len(), 1, "{id}");
+        assert_eq!((found[0].field("status"), found[0].field("error")), (Some("failed"), Some("it can never work")));
+        assert_eq!(found[0].field("dlq_id"), Some(letter.to_string().as_str()));
+    }
+    assert_eq!(of("second")[0].field("duplicate_of"), Some("first"), "and says whose it is");
 }
 
 async fn what_waited_in_the_stream_before_it_was_adopted_is_work(fx: &Fixture) {
@@ -294,6 +311,7 @@ redis_suite! {
     dead_letters_carry_the_stream_protocols_fields,
     the_agent_environments_queue_runs_on_its_own_names,
     each_duplicates_result_stands_once_under_the_id_that_was_sent,
+    a_duplicate_of_a_task_that_dies_gets_its_failure,
     what_waited_in_the_stream_before_it_was_adopted_is_work,
     history_that_was_done_before_is_not_work,
     a_group_that_is_made_again_starts_after_what_it_had_delivered,
@@ -308,9 +326,8 @@ redis_suite! {
 #[test]
 fn names_without_a_common_hash_tag_are_refused_on_a_cluster() {
     let keys = Keys::adopting(&fresh_queue(), &s0()).expect("fine on a standalone Redis");
-    let refused = RedisBroker::new(keys.clone(), RedisOptions::new("redis+cluster://127.0.0.1:1"))
-        .err()
-        .expect("three slots");
+    let refused =
+        RedisBroker::new(keys.clone(), RedisOptions::new("redis+cluster://127.0.0.1:1")).err().expect("three slots");
     assert_eq!(refused.class(), ErrorClass::Invalid);
     assert!(refused.to_string().contains("{orders}:tasks"), "{refused}");
     assert!(RedisBroker::new(keys, RedisOptions::new("redis://127.0.0.1:1")).is_ok());

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use windlass::broker::{DiscardRequest, Discarded, ErrorClass, Recorded, ReplayRequest, Replayed, Settled};
 use windlass::protocol::names::{DeadLetterId, Epoch};
+use windlass::protocol::policy::IdempotencyScope;
 use windlass::{NewTask, State, TaskId};
 
 use super::fixture::{Fixture, permanent, task, task_id};
@@ -26,8 +27,7 @@ async fn replay(fx: &Fixture, dead_letter: &DeadLetterId) -> TaskId {
 }
 
 async fn discard(fx: &Fixture, dead_letter: &DeadLetterId, person: &str) -> Discarded {
-    let request =
-        DiscardRequest { dead_letter: dead_letter.clone(), person: person.into(), reason: "obsolete".into() };
+    let request = DiscardRequest { dead_letter: dead_letter.clone(), person: person.into(), reason: "obsolete".into() };
     fx.broker.discard(&request).await.expect("answered")
 }
 
@@ -156,6 +156,14 @@ async fn a_replay_does_not_double_work_that_was_sent_again(fx: &Fixture) {
     replay(fx, &letter).await;
 }
 
+async fn a_replay_takes_over_a_key_that_is_held_as_long_as_the_dead_task_is_kept(fx: &Fixture) {
+    fx.set(|policy| policy.idempotency.scope = IdempotencyScope::Retained).await;
+    let letter = fx.dead(keyed("k")).await;
+    assert_eq!(fx.enqueue(keyed("k")).await.id, letter.task, "sent again it is still the dead one");
+    let new_id = replay(fx, &letter).await;
+    assert_eq!(fx.enqueue(keyed("k")).await.id, new_id, "until somebody decides to run it");
+}
+
 async fn there_is_no_replay_of_what_is_no_dead_letter(fx: &Fixture) {
     let nobody = DeadLetterId { task: task_id("nobody"), epoch: Epoch(1) };
     assert_eq!(replay_as(fx, &nobody, &TaskId::generate()).await, Replayed::Unknown);
@@ -204,8 +212,7 @@ async fn a_replay_ends_a_discard_that_waits_for_its_second(fx: &Fixture) {
 async fn a_discard_says_who_and_why(fx: &Fixture) {
     let letter = fx.dead(task("a")).await;
     for (person, reason, expected) in [("", "obsolete", "needs a person"), ("ada", " ", "needs a reason")] {
-        let request =
-            DiscardRequest { dead_letter: letter.clone(), person: person.into(), reason: reason.into() };
+        let request = DiscardRequest { dead_letter: letter.clone(), person: person.into(), reason: reason.into() };
         let refused = fx.broker.discard(&request).await.expect_err("refused");
         assert!(refused.to_string().contains(expected), "{refused}");
         assert_eq!(refused.class(), ErrorClass::Invalid);
@@ -243,6 +250,7 @@ suite! {
     a_replay_may_bring_a_corrected_payload,
     a_replay_takes_the_key_up_again,
     a_replay_does_not_double_work_that_was_sent_again,
+    a_replay_takes_over_a_key_that_is_held_as_long_as_the_dead_task_is_kept,
     there_is_no_replay_of_what_is_no_dead_letter,
     one_person_can_give_a_dead_letter_up,
     two_different_people_give_a_dead_letter_up_where_two_must_agree,

@@ -148,7 +148,8 @@ async fn the_same_lease_cannot_end_twice_in_two_ways(fx: &Fixture) {
     batch[1].lease = again.lease.clone();
     let worker = worker_id("w1");
     let capabilities = Default::default();
-    let nothing = windlass::broker::ClaimRequest { worker: &worker, capabilities: &capabilities, limit: 0, recover: None };
+    let nothing =
+        windlass::broker::ClaimRequest { worker: &worker, capabilities: &capabilities, limit: 0, recover: None };
     let settled = fx.broker.settle(&batch, nothing).await.expect("answered").settled;
     assert!(matches!(settled[0], Settled::Retrying { .. }));
     assert!(matches!(settled[1], Settled::AlreadySettled | Settled::LeaseLost), "{settled:?}");

@@ -152,7 +152,8 @@ async fn where_content_counts_the_same_content_is_one_task(fx: &Fixture) {
     assert_eq!((same.id, same.created), (first.id.clone(), false), "white space and the order of keys do not count");
     assert!(fx.enqueue(with_payload("b", r#"{"x":1,"y":[1,2]}"#)).await.created, "the type does");
     assert!(fx.enqueue(with_payload("a", r#"{"x":1,"y":[2,1]}"#)).await.created, "and every value");
-    let keyed = NewTask { idempotency_key: Some("k".parse().expect("a key")), ..with_payload("a", r#"{"x":1,"y":[1,2]}"#) };
+    let keyed =
+        NewTask { idempotency_key: Some("k".parse().expect("a key")), ..with_payload("a", r#"{"x":1,"y":[1,2]}"#) };
     assert!(!fx.enqueue(keyed).await.created, "a key of one's own does not");
 }
 

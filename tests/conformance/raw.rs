@@ -120,8 +120,7 @@ async fn raw_and_other_producers_share_their_keys(fx: &Fixture) {
     assert_eq!(fx.view(&task_id("raw")).await.id, first);
     fx.raw(&[("task_id", "other"), ("payload", "{}"), ("idempotencyKey", "later")]).await;
     fx.promote(10).await;
-    let known =
-        fx.enqueue(NewTask { idempotency_key: Some("later".parse().expect("a key")), ..task("a") }).await;
+    let known = fx.enqueue(NewTask { idempotency_key: Some("later".parse().expect("a key")), ..task("a") }).await;
     assert_eq!((known.id.as_str(), known.created), ("other", false));
 }
 
@@ -195,13 +194,22 @@ async fn a_payload_over_the_bound_is_a_dead_letter(fx: &Fixture) {
     assert!(letters[0].error.contains("2097154 bytes, more than 1048576"), "{}", letters[0].error);
 }
 
-async fn a_trace_is_carried_or_refused_but_never_dropped(fx: &Fixture) {
-    for trace in ["trace with spaces", "tracé"] {
-        let id = TaskId::generate();
-        fx.raw(&[("task_id", id.as_str()), ("payload", "{}"), ("trace_id", trace)]).await;
-        match fx.claim(1).await.pop() {
-            Some(task) => assert_eq!(task.trace_id.map(|trace| trace.to_string()).as_deref(), Some(trace)),
-            None => assert_eq!(fx.state(&id).await, State::DlqPending),
+async fn trace_tenant_and_key_are_carried_or_refused_but_never_dropped(fx: &Fixture) {
+    for word in ["with spaces", "ümlaut", "c1 \u{85}", "tab\t", "\u{7f}", "😀", "a,b;c=d"] {
+        for field in ["trace_id", "tenant_id", "idempotency_key"] {
+            let id = TaskId::generate();
+            fx.raw(&[("task_id", id.as_str()), ("payload", "{}"), (field, word)]).await;
+            match fx.claim(1).await.pop() {
+                Some(task) => {
+                    let carried = match field {
+                        "trace_id" => task.trace_id.map(String::from),
+                        "tenant_id" => task.tenant_id.map(String::from),
+                        _ => task.idempotency_key.map(String::from),
+                    };
+                    assert_eq!(carried.as_deref(), Some(word), "{field}");
+                }
+                None => assert_eq!(fx.state(&id).await, State::DlqPending, "{field} {word:?}"),
+            }
         }
     }
 }
@@ -277,7 +285,7 @@ suite! {
     what_cannot_be_read_is_a_dead_letter_with_the_reason,
     what_is_not_text_is_a_dead_letter_too,
     a_payload_over_the_bound_is_a_dead_letter,
-    a_trace_is_carried_or_refused_but_never_dropped,
+    trace_tenant_and_key_are_carried_or_refused_but_never_dropped,
     a_missing_key_is_a_dead_letter_where_one_is_required,
     a_dead_entry_can_be_replayed_with_a_corrected_payload,
     raw_entries_are_filed_by_the_leader_too,

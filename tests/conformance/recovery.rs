@@ -1,12 +1,12 @@
 //! An answer that was lost strands no task: the worker asks for what it does not know it holds.
 
 use futures::FutureExt;
-use windlass::broker::{ClaimRequest, ClaimedTask, Lease};
 use windlass::broker::session::Session;
+use windlass::broker::{ClaimRequest, ClaimedTask, Lease};
 use windlass::protocol::names::Capabilities;
 use windlass::protocol::policy::Mode;
 
-use super::fixture::{Fixture, Kind, settlement, success, types, worker_id};
+use super::fixture::{Fixture, Kind, released, settlement, success, types, worker_id};
 
 /// A claim after an answer was lost.
 async fn recover(fx: &Fixture, worker: &str, held: &[Lease], limit: usize) -> Vec<ClaimedTask> {
@@ -36,6 +36,16 @@ async fn what_the_worker_knows_it_holds_is_not_handed_out_again(fx: &Fixture) {
     assert_eq!(back, [unknown]);
 }
 
+/// closes: a lost call gave a task back and claimed it again, and its new lease waits for the timeout
+async fn a_newer_lease_of_a_task_that_the_worker_thinks_it_holds_is_handed_out(fx: &Fixture) {
+    let known = fx.running("a").await;
+    let lost = fx.settle_with(settlement(&known, released()), 1).await.claimed.expect("answered").tasks.remove(0);
+    assert_eq!((&lost.lease.task, lost.lease.epoch.0), (&known.lease.task, known.lease.epoch.0 + 1));
+    let back = recover(fx, "w1", std::slice::from_ref(&known.lease), 1).await;
+    assert_eq!(back, [lost]);
+    fx.succeed(&back[0]).await;
+}
+
 async fn what_others_hold_is_not_handed_out(fx: &Fixture) {
     fx.running("a").await;
     assert!(recover(fx, "w2", &[], 10).await.is_empty());
@@ -58,8 +68,7 @@ async fn a_lost_settle_is_repeated_and_what_it_claimed_is_found(fx: &Fixture) {
     assert_eq!(lost.claimed.expect("answered").tasks.len(), 1);
     let worker = worker_id("w1");
     let held = [done.lease.clone()];
-    let request =
-        ClaimRequest { worker: &worker, capabilities: &Capabilities::any(), limit: 1, recover: Some(&held) };
+    let request = ClaimRequest { worker: &worker, capabilities: &Capabilities::any(), limit: 1, recover: Some(&held) };
     let again = fx.broker.settle(&[settlement(&done, success())], request).await.expect("answered");
     assert_eq!(again.settled, [windlass::broker::Settled::AlreadySettled]);
     let tasks = again.claimed.expect("answered").tasks;
@@ -128,6 +137,7 @@ async fn a_session_asks_for_what_an_abandoned_claim_may_have_leased(fx: &Fixture
 suite! {
     what_a_lost_claim_leased_is_handed_out_again,
     what_the_worker_knows_it_holds_is_not_handed_out_again,
+    a_newer_lease_of_a_task_that_the_worker_thinks_it_holds_is_handed_out,
     what_others_hold_is_not_handed_out,
     recovered_tasks_count_against_the_limit,
     a_lost_settle_is_repeated_and_what_it_claimed_is_found,

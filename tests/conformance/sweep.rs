@@ -11,7 +11,8 @@ use super::fixture::{Fixture, failure, permanent, released, task, types};
 async fn a_healthy_queue_has_nothing_to_repair(fx: &Fixture) {
     let batch: Vec<_> = (0..100).map(|number| task(&format!("t{}", number % 7))).collect();
     for round in 0..3 {
-        let batch: Vec<_> = batch.iter().map(|task| windlass::NewTask { id: windlass::TaskId::generate(), ..task.clone() }).collect();
+        let batch: Vec<_> =
+            batch.iter().map(|task| windlass::NewTask { id: windlass::TaskId::generate(), ..task.clone() }).collect();
         fx.broker.enqueue(&batch).await.expect("taken");
         fx.claim_with("some", &types(&["t1", "t2"]), 10).await;
         for (number, task) in fx.claim(40).await.iter().enumerate() {

@@ -90,8 +90,7 @@ async fn a_delay_longer_than_the_visibility_timeout_runs_once(fx: &Fixture) {
 async fn due_tasks_keep_their_priorities(fx: &Fixture) {
     let mut ids = Vec::new();
     for priority in [2, 8] {
-        let delayed =
-            NewTask { priority: Some(priority), not_before: NotBefore::After(SECOND), ..task("a") };
+        let delayed = NewTask { priority: Some(priority), not_before: NotBefore::After(SECOND), ..task("a") };
         ids.push(fx.enqueue(delayed).await.id);
     }
     fx.advance(SECOND);
@@ -113,8 +112,7 @@ async fn a_retry_waits_for_its_delay_and_a_claim_promotes_it(fx: &Fixture) {
 }
 
 async fn many_due_at_once_all_run_and_each_step_is_bounded(fx: &Fixture) {
-    let tasks: Vec<NewTask> =
-        (0..90).map(|_| NewTask { not_before: NotBefore::After(SECOND), ..task("a") }).collect();
+    let tasks: Vec<NewTask> = (0..90).map(|_| NewTask { not_before: NotBefore::After(SECOND), ..task("a") }).collect();
     fx.broker.enqueue(&tasks).await.expect("taken");
     fx.advance(SECOND);
     assert_eq!(fx.promote(10).await.promoted, 10);

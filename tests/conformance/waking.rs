@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use windlass::broker::{Sleeper, Wake};
+use windlass::broker::{ClaimedTask, Sleeper, Wake};
 use windlass::protocol::names::Capabilities;
 use windlass::protocol::policy::Mode;
 use windlass::{NewTask, NotBefore};
@@ -120,7 +120,67 @@ async fn a_worker_that_ends_passes_its_ring_on(fx: &Fixture) {
     wakes(&mut other, Mode::Running).await;
 }
 
+/// Claims one task for as long as rings come, as an idle worker does; nothing but a ring may be needed.
+async fn works_on(fx: &Fixture, sleeper: &mut Box<dyn Sleeper>, capabilities: &Capabilities) -> ClaimedTask {
+    loop {
+        if let Some(task) = fx.claim_with("sleepy", capabilities, 1).await.tasks.pop() {
+            return task;
+        }
+        wakes(sleeper, Mode::Running).await;
+    }
+}
+
+async fn unreadable_entries_do_not_let_a_worker_sleep_over_a_good_one(fx: &Fixture) {
+    let mut sleeper = idle(fx, &Capabilities::any(), Mode::Running).await;
+    for _ in 0..100 {
+        fx.raw(&[("payload", "{}")]).await;
+    }
+    fx.raw(&[("task_id", "good"), ("payload", "{}")]).await;
+    let task = works_on(fx, &mut sleeper, &Capabilities::any()).await;
+    assert_eq!(task.lease.task.as_str(), "good");
+}
+
+async fn expired_tasks_do_not_let_a_worker_sleep_over_a_fresh_one(fx: &Fixture) {
+    fx.set(|policy| policy.retry.deadline = Duration::from_secs(60)).await;
+    let mut sleeper = idle(fx, &Capabilities::any(), Mode::Running).await;
+    for _ in 0..3 {
+        let batch: Vec<_> = (0..100).map(|_| task("a")).collect();
+        fx.broker.enqueue(&batch).await.expect("taken");
+    }
+    fx.advance(Duration::from_secs(61));
+    let fresh = fx.add("a").await;
+    let task = works_on(fx, &mut sleeper, &Capabilities::any()).await;
+    assert_eq!(task.lease.task, fresh);
+    assert_eq!(fx.counts().await.dlq_pending, 300);
+}
+
+async fn what_is_due_for_others_does_not_let_a_worker_sleep_over_its_own(fx: &Fixture) {
+    let renders = types(&["render"]);
+    let mut sleeper = idle(fx, &renders, Mode::Running).await;
+    let later = NotBefore::After(Duration::from_secs(5));
+    let batch: Vec<_> = (0..60).map(|_| NewTask { not_before: later, ..task("send") }).collect();
+    fx.broker.enqueue(&batch).await.expect("taken");
+    fx.advance(Duration::from_millis(1));
+    let own = fx.enqueue(NewTask { not_before: later, ..task("render") }).await.id;
+    fx.advance(Duration::from_secs(5));
+    let task = works_on(fx, &mut sleeper, &renders).await;
+    assert_eq!(task.lease.task, own);
+}
+
+async fn a_raw_entry_that_another_class_filed_wakes_who_can_do_it(fx: &Fixture) {
+    let (sends, renders) = (types(&["send"]), types(&["render"]));
+    let mut sleeper = idle(fx, &sends, Mode::Running).await;
+    fx.raw(&[("task_id", "t"), ("type", "send"), ("payload", "{}")]).await;
+    assert!(fx.claim_with("renderer", &renders, 1).await.tasks.is_empty());
+    wakes(&mut sleeper, Mode::Running).await;
+    assert_eq!(fx.claim_with("sender", &sends, 1).await.tasks.len(), 1);
+}
+
 suite! {
+    unreadable_entries_do_not_let_a_worker_sleep_over_a_good_one,
+    expired_tasks_do_not_let_a_worker_sleep_over_a_fresh_one,
+    what_is_due_for_others_does_not_let_a_worker_sleep_over_its_own,
+    a_raw_entry_that_another_class_filed_wakes_who_can_do_it,
     a_new_task_wakes_a_sleeper,
     a_raw_entry_wakes_a_sleeper,
     a_task_that_the_sleeper_cannot_do_lets_it_sleep,

@@ -36,6 +36,9 @@ const BUSY: [&str; 11] = [
     "UNBLOCKED",
 ];
 
+/// What the guard at the head of every script meets while its slot moves.
+const SLOT_ON_THE_MOVE: &str = "non local key";
+
 /// Words after which the server at the other end is not the right one any more.
 const ELSEWHERE: [&str; 5] = ["READONLY", "MOVED", "MASTERDOWN", "NOAUTH", "UNBLOCKED"];
 
@@ -66,7 +69,7 @@ pub(super) fn classify(error: &RedisError, address: &str) -> Fault {
         BrokerError::Version { found, known: DATA_MODEL_VERSION }
     } else if says(&"OOM") {
         BrokerError::OutOfMemory(text)
-    } else if BUSY.iter().any(says) || error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
+    } else if BUSY.iter().any(says) || text.contains(SLOT_ON_THE_MOVE) || error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
         BrokerError::Busy(text)
     } else if is_io {
         BrokerError::Unreachable { address: address.to_owned(), reason: text }

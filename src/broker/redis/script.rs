@@ -99,7 +99,7 @@ impl Call<'_> {
 
     /// Runs it. A server that does not have the script (restarted, flushed,
     /// another node) is sent its text, once.
-    pub(super) async fn run(self, link: &Link) -> Result<Value, Fault> {
+    pub(super) async fn run(&self, link: &Link) -> Result<Value, Fault> {
         match link.call(&self.command).await {
             Err(fault) if fault.no_script => link.call(&self.with_text()).await,
             answer => answer,
@@ -107,7 +107,7 @@ impl Call<'_> {
     }
 
     /// Runs it and asks in the same breath how many replicas have it.
-    pub(super) async fn run_replicated(self, link: &Link, wait: &Cmd) -> Result<(Value, Value), Fault> {
+    pub(super) async fn run_replicated(&self, link: &Link, wait: &Cmd) -> Result<(Value, Value), Fault> {
         match link.call_both(&self.command, wait).await {
             Err(fault) if fault.no_script => link.call_both(&self.with_text(), wait).await,
             answer => answer,

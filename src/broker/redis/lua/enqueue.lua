@@ -92,6 +92,9 @@ for i = 1, n do
   end
 end
 flush_created()
+-- Also a write where nothing is new: a client that waits for replicas then
+-- waits for what its first try wrote.
+count('repeated', #known)
 announce()
 flush_moves()
 ring()
