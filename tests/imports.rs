@@ -130,9 +130,9 @@ fn names_crate(code: &str, name: &str) -> bool {
             return false;
         }
         let before = before.trim_end();
-        if before.ends_with("::") {
+        if let Some(module) = before.strip_suffix("::") {
             // `::redis::x` from the root of all crates, or `module::redis::x`.
-            return !before[..before.len() - 2].ends_with(is_word) && after.starts_with("::");
+            return !module.ends_with(is_word) && after.starts_with("::");
         }
         let imported = before.ends_with("use") || before.ends_with("extern crate");
         let alone = after.trim_start().starts_with([';', ',']) || after.trim_start().starts_with("as ");

@@ -242,7 +242,7 @@ async fn survives(flavor: Flavor, number: usize) {
     assert_eq!(queue.broker.sweep(Default::default()).await.expect("answered").repaired, []);
     assert!(succeeded > number / 10 && died > number / 10 && aliases > 0, "{succeeded} {died} {aliases}");
     let all = started.elapsed();
-    println!(
+    eprintln!(
         "{flavor:?}: {number} entries, {succeeded} done, {died} dead, {aliases} known; {sent:.1?}, {drained:.1?}, {all:.1?}"
     );
 }

@@ -44,12 +44,15 @@ async fn pending(fx: &Fixture) -> u64 {
     count
 }
 
+/// A message's id and its fields.
+type Message = (String, Vec<String>);
+
 /// What a consumer of the system before does: reads one entry and, perhaps, never ends.
 async fn foreign_read(fx: &Fixture, consumer: &str, count: usize) -> Vec<String> {
     let (task, group) = (&fx.keys().task, &fx.keys().group);
     let mut read = redis::cmd("XREADGROUP");
     read.arg("GROUP").arg(group).arg(consumer).arg("COUNT").arg(count).arg("STREAMS").arg(task).arg(">");
-    let read: Option<Vec<(String, Vec<(String, Vec<String>)>)>> = fx.command(read).await;
+    let read: Option<Vec<(String, Vec<Message>)>> = fx.command(read).await;
     let messages: Vec<String> =
         read.unwrap_or_default().into_iter().flat_map(|(_, entries)| entries).map(|(id, _)| id).collect();
     // Its leases begin by the test's clock.

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::json;
-use tokio::sync::OnceCell;
 use windlass::broker::clock::Clock;
 use windlass::broker::model::Model;
 use windlass::broker::redis::{ReclaimWith, RedisBroker, RedisOptions};
@@ -21,7 +20,11 @@ use windlass::protocol::policy::Policy;
 use windlass::{NewTask, QueueName, State, TaskId, TaskView};
 
 use crate::support::fresh_queue;
-use crate::support::servers::{Cluster, Flavor, Server, key_slot};
+
+pub(crate) mod keys;
+mod shared;
+
+use shared::{DATABASES, direct_url, shared_cluster};
 
 /// Where a manual clock starts. In the past, because Redis takes no lease that begins in its future.
 pub(crate) const START_MS: u64 = 1_700_000_000_000;
@@ -84,28 +87,6 @@ macro_rules! redis_suite {
         on_broker!(valkey_9_1, Valkey91, [$($claim),*]);
         on_broker!(redis_cluster, Cluster, [$($claim),*]);
     };
-}
-
-/// How many databases the shared servers have: a test that adopts fixed key names has one to itself.
-const DATABASES: u64 = 1000;
-
-/// The server of that flavour that all tests of this binary share. Never dropped: the kernel ends it with the binary.
-async fn shared_server(flavor: Flavor) -> &'static Server {
-    static REDIS_7_0: OnceCell<Server> = OnceCell::const_new();
-    static REDIS_6_2: OnceCell<Server> = OnceCell::const_new();
-    static VALKEY_9_1: OnceCell<Server> = OnceCell::const_new();
-    let cell = match flavor {
-        Flavor::Redis70 => &REDIS_7_0,
-        Flavor::Redis62 => &REDIS_6_2,
-        Flavor::Valkey91 => &VALKEY_9_1,
-    };
-    let start = || Server::builder(flavor).config("databases", &DATABASES.to_string()).start();
-    cell.get_or_init(start).await
-}
-
-async fn shared_cluster() -> &'static Cluster {
-    static CLUSTER: OnceCell<Cluster> = OnceCell::const_new();
-    CLUSTER.get_or_init(|| Cluster::start(Flavor::Redis70, 3)).await
 }
 
 /// The owner that the fixture provisions as.
@@ -472,79 +453,4 @@ impl Fixture {
             }
         }
     }
-
-    // Redis itself.
-
-    pub(crate) fn keys(&self) -> &Keys {
-        match &self.store {
-            Store::Redis { broker, .. } => broker.keys(),
-            Store::Model(_) => panic!("the model has no keys"),
-        }
-    }
-
-    /// A key of the queue that the module of keys has no word for.
-    pub(crate) fn key(&self, name: &str) -> String {
-        format!("{}{name}", self.keys().prefix())
-    }
-
-    /// Runs one command on the server that has the queue.
-    pub(crate) async fn redis<T: redis::FromRedisValue>(&self, args: &[&str]) -> T {
-        let mut command = redis::Cmd::new();
-        command.arg(args);
-        self.command(command).await
-    }
-
-    pub(crate) async fn command<T: redis::FromRedisValue>(&self, command: redis::Cmd) -> T {
-        command.query_async(&mut self.connection().await).await.expect("the command works")
-    }
-
-    /// Runs many commands whose answers nobody needs.
-    pub(crate) async fn pipeline(&self, pipeline: redis::Pipeline) {
-        let _: redis::Value = pipeline.query_async(&mut self.connection().await).await.expect("the commands work");
-    }
-
-    async fn connection(&self) -> redis::aio::MultiplexedConnection {
-        let Store::Redis { url, .. } = &self.store else { panic!("the model runs no commands") };
-        let client = redis::Client::open(url.as_str()).expect("a usable URL");
-        let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
-        client.get_multiplexed_async_connection_with_config(&config).await.expect("the server is there")
-    }
-
-    /// Every entry of a stream.
-    pub(crate) async fn stream(&self, key: &str) -> Vec<StreamEntry> {
-        let entries: Vec<(String, Vec<(String, Vec<u8>)>)> = self.redis(&["XRANGE", key, "-", "+"]).await;
-        let text = |value: Vec<u8>| String::from_utf8_lossy(&value).into_owned();
-        let entry = |(id, fields): (String, Vec<(String, Vec<u8>)>)| StreamEntry {
-            id,
-            fields: fields.into_iter().map(|(name, value)| (name, text(value))).collect(),
-        };
-        entries.into_iter().map(entry).collect()
-    }
-}
-
-/// An entry of a stream.
-#[derive(Debug)]
-pub(crate) struct StreamEntry {
-    pub(crate) id: String,
-    pub(crate) fields: Vec<(String, String)>,
-}
-
-impl StreamEntry {
-    pub(crate) fn field(&self, name: &str) -> Option<&str> {
-        self.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
-    }
-}
-
-/// The URL of the one server that has these keys.
-async fn direct_url(kind: Kind, keys: &Keys, database: u64) -> String {
-    let flavor = match kind {
-        Kind::Cluster => {
-            let cluster = shared_cluster().await;
-            return cluster.nodes()[cluster.node_of(key_slot(keys.policy())).await].url();
-        }
-        Kind::Redis62 => Flavor::Redis62,
-        Kind::Valkey91 => Flavor::Valkey91,
-        Kind::Model | Kind::Redis70 | Kind::Redis70PendingAndClaim => Flavor::Redis70,
-    };
-    format!("{}/{database}", shared_server(flavor).await.url())
 }

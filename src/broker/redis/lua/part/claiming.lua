@@ -106,11 +106,12 @@ end
 -- worker, class, types and limit as the client gave them; `held` is nil or,
 -- after an answer was lost, the epochs of what the worker holds, by id.
 local function claim_some(worker, class, types, limit, held)
-  local out = {}
+  local out, behind = {}, false
   if limit > 0 and mode ~= 'Closed' then
-    file_raw(32)
-    promote_due('delayed', 16)
-    promote_due('retrying', 16)
+    -- A full batch of any of them may have left something for this worker behind.
+    behind = file_raw(32) == 32
+    behind = promote_due('delayed', 16) == 16 or behind
+    behind = promote_due('retrying', 16) == 16 or behind
     announce()
     if class ~= 'all' then
       add_class(class, types)
@@ -149,7 +150,9 @@ local function claim_some(worker, class, types, limit, held)
       end
     end
   end
-  if limit <= 0 or rounds == 128 then
+  if behind then
+    rings[class] = 'whatever is ready'
+  elseif limit <= 0 or rounds == 128 then
     rings[class] = true
   elseif limit == wanted then
     -- Nothing for this class: what was rung so far was for work that is gone.

@@ -113,11 +113,12 @@ local function index_of(class)
   return class == 'all' and READY or READY .. ':' .. class
 end
 
--- Wakes one sleeper of each class that was marked and still has work.
+-- Wakes one sleeper of each class that was marked and still has work, or must
+-- look again whatever is ready.
 local function ring()
   if mode == 'Running' then
-    for class in pairs(rings) do
-      if call('ZCARD', index_of(class)) > 0 then
+    for class, why in pairs(rings) do
+      if why ~= true or call('ZCARD', index_of(class)) > 0 then
         call('XADD', P .. 'wake:' .. class, 'MAXLEN', '1', '*', 'r', '1')
       end
     end
