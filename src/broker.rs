@@ -428,6 +428,11 @@ pub enum Replayed {
         /// That task.
         by: TaskId,
     },
+    /// The id for the new task is in use.
+    IdTaken {
+        /// That id.
+        id: TaskId,
+    },
     /// There is no such dead letter.
     Unknown,
 }
@@ -661,7 +666,8 @@ pub trait Broker: Send + Sync {
     /// Takes tasks back whose lease has expired, if the policy says so.
     async fn reclaim(&self, cursor: ReclaimCursor) -> Result<Reclaimed>;
 
-    /// Takes all tasks back from a worker that is known to be gone.
+    /// Takes all tasks back from a worker that is known to be gone, if the
+    /// policy accepts that sign; it leaves the registry in any case.
     async fn reclaim_from(&self, worker: &WorkerId, reason: RetryReason) -> Result<Reclaimed>;
 
     /// Ends a task that is not needed any more.
@@ -687,7 +693,8 @@ pub trait Broker: Send + Sync {
     async fn sweep(&self, cursor: SweepCursor) -> Result<Swept>;
 
     /// Adds a worker to the registry. It takes the place of the one that ran
-    /// in the same container before, whose tasks come back at once.
+    /// in the same container before, whose tasks come back at once if the policy
+    /// accepts [`crate::protocol::policy::ReclaimCause::PodGone`].
     async fn register(&self, worker: &WorkerInfo) -> Result<Registered>;
 
     /// Takes a worker out of the registry. Its tasks, if any, come back as released.

@@ -11,9 +11,9 @@
 //! concern.
 //!
 //! Where Redis leaves something open, so does a comparison with it: message
-//! ids differ (also inside the detail of a reclaimed task's claim), tasks that
-//! are handed back, evicted or swept come lane by lane in the order of names
-//! here and in no order there, and a sweep looks at everything at once.
+//! ids differ (also inside the detail of a reclaimed task's claim), live tasks
+//! are listed in the order of their ids here and in no order there, and a sweep
+//! looks at everything at once.
 
 mod cancelling;
 mod claiming;
@@ -166,7 +166,7 @@ impl Broker for Model {
     }
 
     async fn replay(&self, request: &ReplayRequest) -> Result<Replayed> {
-        self.step(|step| step.replay(request))
+        self.step(|step| step.replay(request))?
     }
 
     async fn discard(&self, request: &DiscardRequest) -> Result<Discarded> {

@@ -573,26 +573,38 @@ impl Broker for RedisBroker {
     async fn replay(&self, request: &ReplayRequest) -> Result<Replayed> {
         let Some(letter) = self.dead_letter(&request.dead_letter).await? else { return Ok(Replayed::Unknown) };
         let extras = Extras { replay_of: Some(request.dead_letter.to_string()), ..letter.extras };
+        let hash = match &request.payload {
+            Some(payload) => payload.content_hash(&letter.task_type).map_err(|e| BrokerError::Invalid(e.to_string()))?.to_string(),
+            None => String::new(),
+        };
         let call = self
             .call(&SCRIPTS.replay)
             .arg(request.dead_letter.task.as_str())
             .arg(request.dead_letter.epoch.0)
             .arg(request.new_id.as_str())
             .arg(request.payload.as_ref().map_or("", |payload| payload.as_str()))
+            .arg(hash)
             .arg(token::encode_extras(&extras));
-        let read = |value| -> std::result::Result<Replayed, Malformed> {
-            let (word, mut rest) = word_and_rest(value)?;
-            let id = text(rest.next().unwrap_or(Value::Nil))?;
-            match word.as_str() {
-                "done" => Ok(Replayed::Done { task: task_id(id)? }),
-                "replayed" => Ok(Replayed::AlreadyReplayed { task: task_id(id)? }),
-                "taken" => Ok(Replayed::KeyTaken { by: task_id(id)? }),
-                "discarded" => Ok(Replayed::Discarded),
-                "unknown" => Ok(Replayed::Unknown),
-                other => Err(Malformed(format!("answer {other:?}"))),
+        let malformed = |m: Malformed| m.during("replay");
+        let (word, mut rest) = word_and_rest(self.run(call).await?).map_err(malformed)?;
+        let detail = text(rest.next().unwrap_or(Value::Nil)).map_err(malformed)?;
+        let id = || task_id(detail.clone()).map_err(malformed);
+        let queue = || self.keys.queue().to_string();
+        match word.as_str() {
+            "done" => Ok(Replayed::Done { task: id()? }),
+            "replayed" => Ok(Replayed::AlreadyReplayed { task: id()? }),
+            "taken" => Ok(Replayed::KeyTaken { by: id()? }),
+            "id" => Ok(Replayed::IdTaken { id: id()? }),
+            "discarded" => Ok(Replayed::Discarded),
+            "unknown" => Ok(Replayed::Unknown),
+            "closed" => Err(BrokerError::Closed(queue())),
+            "outbox" => Err(BrokerError::OutboxFull(queue())),
+            "payload" => {
+                let bytes = request.payload.as_ref().map_or(0, |payload| payload.as_str().len());
+                Err(BrokerError::Invalid(sentences::payload_too_large(bytes, detail)))
             }
-        };
-        read(self.run(call).await?).map_err(|m| m.during("replay"))
+            other => Err(Malformed(format!("answer {other:?}")).during("replay")),
+        }
     }
 
     async fn discard(&self, request: &DiscardRequest) -> Result<Discarded> {

@@ -60,8 +60,7 @@ impl State {
     pub fn may_become(self, to: State) -> bool {
         use State::*;
         match self {
-            Scheduled | Blocked => matches!(to, Queued | Cancelled),
-            WaitingApproval => matches!(to, Queued | DlqPending | Cancelled),
+            Scheduled | Blocked | WaitingApproval => matches!(to, Queued | DlqPending | Cancelled),
             Queued => matches!(to, Running | DlqPending | Cancelled),
             Running => matches!(to, Succeeded | Retrying | WaitingApproval | DlqPending | Cancelled),
             Retrying => matches!(to, Running | DlqPending | Cancelled),

@@ -212,18 +212,23 @@ async fn a_group_that_is_made_again_starts_after_what_it_had_delivered(fx: &Fixt
 }
 
 async fn what_was_delivered_since_the_queue_was_made_is_not_run_again_either(fx: &Fixture) {
-    let fx = &with_history(fx).await;
-    let (task, group) = (fx.keys().task.clone(), fx.keys().group.clone());
-    // The system before still runs beside the new one for a while.
-    fx.raw(&[("task_id", "theirs"), ("payload", "{}")]).await;
-    for message in foreign_read(fx, "before", 1).await {
-        let _: u64 = fx.redis(&["XACK", &task, &group, &message]).await;
+    for provisioned_again in [false, true] {
+        let fx = &with_history(fx).await;
+        let (task, group) = (fx.keys().task.clone(), fx.keys().group.clone());
+        // The system before still runs beside the new one for a while.
+        fx.raw(&[("task_id", "theirs"), ("payload", "{}")]).await;
+        for message in foreign_read(fx, "before", 1).await {
+            let _: u64 = fx.redis(&["XACK", &task, &group, &message]).await;
+        }
+        fx.raw(&[("task_id", "ours"), ("payload", "{}")]).await;
+        assert_eq!(fx.drain_ids().await, [task_id("ours")]);
+        let _: u64 = fx.redis(&["XGROUP", "DESTROY", &task, &group]).await;
+        fx.raw(&[("task_id", "new"), ("payload", "{}")]).await;
+        if provisioned_again {
+            fx.set(|_| {}).await;
+        }
+        assert_eq!(fx.drain_ids().await, [task_id("new")], "provisioned again: {provisioned_again}");
     }
-    fx.raw(&[("task_id", "ours"), ("payload", "{}")]).await;
-    assert_eq!(fx.drain_ids().await, [task_id("ours")]);
-    let _: u64 = fx.redis(&["XGROUP", "DESTROY", &task, &group]).await;
-    fx.raw(&[("task_id", "new"), ("payload", "{}")]).await;
-    assert_eq!(fx.drain_ids().await, [task_id("new")]);
 }
 
 async fn what_a_consumer_from_before_left_pending_is_taken_over(fx: &Fixture) {

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use windlass::broker::{Outcome, Settled};
-use windlass::protocol::backoff::Dice;
+use windlass::protocol::backoff::{Dice, Strategy};
 use windlass::protocol::state::RetryReason;
 use windlass::{NewTask, State, TaskId, TaskView};
 
-use super::fixture::{Fixture, failure, permanent, released, settlement, task};
+use super::fixture::{Fixture, failure, permanent, released, settlement, task, worker_id};
 
 fn rate_limited(retry_after: Option<Duration>) -> Outcome {
     Outcome::RateLimited { retry_after, error: "429 slow down".to_owned() }
@@ -217,7 +217,39 @@ async fn a_long_error_does_not_break_the_dead_letter(fx: &Fixture) {
     }
 }
 
+async fn counts_go_on_past_every_size_of_a_number(fx: &Fixture) {
+    fx.set(|policy| {
+        (policy.retry.max_retries, policy.retry.max_releases) = (1000, 1000);
+        policy.retry.max_crashes = 1000;
+        policy.retry.backoff.strategy = Strategy::Fixed { base_ms: 0 };
+        policy.retry.deadline = Duration::from_secs(1_000_000);
+    })
+    .await;
+    let id = fx.add("a").await;
+    for attempt in 1..=270 {
+        let running = fx.claim_one().await;
+        assert_eq!((running.lease.epoch.0, running.retry_count), (attempt, (attempt - 1) as u32));
+        fx.fail_and_wait(&running).await;
+    }
+    for release in 1..=130 {
+        let running = fx.claim_one().await;
+        assert_eq!(running.release_count, release - 1);
+        fx.settle(&running, released()).await;
+    }
+    for crash in 1..=130 {
+        let running = fx.claim_one().await;
+        assert_eq!(running.crash_count, crash - 1);
+        fx.broker.reclaim_from(&worker_id("w1"), RetryReason::PodGone).await.expect("answered");
+    }
+    let last = fx.claim_one().await;
+    assert_eq!(last.lease.epoch.0, 531);
+    assert_eq!((last.retry_count, last.crash_count, last.release_count), (270, 130, 130));
+    fx.succeed(&last).await;
+    assert_eq!(counts(&fx.view(&id).await), (270, 130, 130));
+}
+
 suite! {
+    counts_go_on_past_every_size_of_a_number,
     failures_are_bounded,
     lost_workers_are_counted_apart_and_bounded,
     releases_are_counted_apart_and_bounded,

@@ -176,7 +176,41 @@ async fn a_payload_is_carried_byte_for_byte(fx: &Fixture) {
     }
 }
 
+async fn everything_is_carried_at_its_longest_and_at_every_length_on_the_way(fx: &Fixture) {
+    fx.set(|policy| (policy.priority.min, policy.priority.max) = (0, 100)).await;
+    // Packed records change their shape at 32, 256 and 65,536 bytes, and numbers at 128 and 256.
+    for length in [1, 31, 32, 33, 99, 100, 127, 128, 199, 200, 255, 256, 257, 511, 512] {
+        let name = |longest: usize| "x".repeat(length.min(longest));
+        let new = NewTask {
+            id: task_id(&format!("{:x<1$}", length, length.min(128))),
+            task_type: name(100).parse().expect("a type"),
+            priority: Some(u8::try_from(length.min(100)).expect("small")),
+            idempotency_key: Some(name(512).parse().expect("a key")),
+            tenant_id: Some(name(128).parse().expect("a tenant")),
+            trace_id: Some(name(128).parse().expect("a trace")),
+            max_retries: Some(u32::try_from(length).expect("small")),
+            ..full()
+        };
+        let worker = name(200);
+        let id = fx.enqueue(new.clone()).await.id;
+        let first = fx.claim_one_as(&worker).await;
+        check_claim(&first, &new, "first claim");
+        check_view(&fx.view(&id).await, &new, "running");
+        assert_eq!(fx.view(&id).await.worker.map(String::from), Some(worker.clone()));
+        fx.fail_and_wait(&first).await;
+        let second = fx.claim_one_as(&worker).await;
+        check_claim(&second, &new, "second claim");
+        fx.expire_all().await;
+        let third = fx.claim_one_as(&worker).await;
+        check_claim(&third, &new, "third claim");
+        fx.succeed(&third).await;
+        check_view(&fx.view(&id).await, &new, "succeeded");
+        assert_eq!(fx.events(&id).await.len(), 7);
+    }
+}
+
 suite! {
+    everything_is_carried_at_its_longest_and_at_every_length_on_the_way,
     everything_is_carried_from_enqueue_to_replay,
     everything_is_carried_through_a_delay,
     everything_is_carried_to_the_result,

@@ -3,7 +3,7 @@
 use super::lane::{LaneName, Message};
 use super::moves::Mishap;
 use super::record::{Record, message_text};
-use super::state::{Bell, Step};
+use super::state::{Bell, Ring, Step};
 use crate::broker::{ClaimRequest, Claimed, ClaimedTask, Extended, Lease};
 use crate::protocol::names::{TaskId, WorkerId};
 use crate::protocol::policy::Mode;
@@ -19,6 +19,18 @@ const MOST_ROUNDS: usize = 128;
 /// The most entries that a recovery looks at in one lane.
 const MOST_HANDED_BACK: usize = 1000;
 
+/// How much of the ready work a claim took.
+enum Found {
+    /// As much as was asked for: there may be more.
+    Enough,
+    /// All there was.
+    TheRest,
+    /// There was none.
+    Nothing,
+    /// Not even all that is due was made ready.
+    NotAll,
+}
+
 impl Step<'_> {
     pub(super) fn claim(mut self, request: &ClaimRequest<'_>) -> Claimed {
         let claimed = self.claim_some(request);
@@ -28,10 +40,11 @@ impl Step<'_> {
 
     pub(super) fn claim_some(&mut self, request: &ClaimRequest<'_>) -> Claimed {
         let mode = self.policy.mode;
+        let mut behind = false;
         if request.limit > 0 && mode != Mode::Closed {
-            self.file_raw(RAW_AT_ONCE);
-            self.promote_delayed(DUE_AT_ONCE);
-            self.promote_retrying(DUE_AT_ONCE);
+            behind |= self.file_raw(RAW_AT_ONCE) == RAW_AT_ONCE;
+            behind |= self.promote_delayed(DUE_AT_ONCE) == DUE_AT_ONCE;
+            behind |= self.promote_retrying(DUE_AT_ONCE) == DUE_AT_ONCE;
             self.announce();
             self.add_class(request.capabilities);
         }
@@ -40,9 +53,24 @@ impl Step<'_> {
             None => Vec::new(),
         };
         if mode == Mode::Running {
-            self.serve(request, &mut tasks);
+            let found = self.serve(request, &mut tasks);
+            self.pass_on(request.capabilities.class(), if behind { Found::NotAll } else { found });
         }
         Claimed { tasks, mode }
+    }
+
+    /// Rings for what a claim may have left behind, or forgets the rings for what it did not find.
+    fn pass_on(&mut self, class: String, found: Found) {
+        match found {
+            Found::NotAll => {
+                self.rings.insert(class, Ring::Always);
+            }
+            Found::Enough => {
+                self.rings.entry(class).or_insert(Ring::IfReady);
+            }
+            Found::Nothing => self.queue.bells.push(Bell::Hush(class)),
+            Found::TheRest => {}
+        }
     }
 
     /// After an answer was lost: what is pending for the worker and not among
@@ -71,7 +99,7 @@ impl Step<'_> {
     }
 
     /// Leases what is ready, until there are as many tasks as were asked for.
-    fn serve(&mut self, request: &ClaimRequest<'_>, tasks: &mut Vec<ClaimedTask>) {
+    fn serve(&mut self, request: &ClaimRequest<'_>, tasks: &mut Vec<ClaimedTask>) -> Found {
         let wanted = request.limit.saturating_sub(tasks.len());
         let (mut left, mut rounds) = (wanted, 0);
         while left > 0 && rounds < MOST_ROUNDS {
@@ -86,15 +114,16 @@ impl Step<'_> {
             }
             if !whole {
                 self.queue.ready.remove(&lane);
-            } else if left == 0 {
+            } else if left == 0 && (self.queue.ready.len() > 1 || self.queue.head_since(&lane).is_none()) {
+                // A lane that is alone keeps its score: there is nobody to stand behind.
                 self.rank_again(&lane);
             }
         }
-        let class = request.capabilities.class();
-        if left == 0 || rounds == MOST_ROUNDS {
-            self.rings.insert(class);
-        } else if left == wanted {
-            self.queue.bells.push(Bell::Hush(class));
+        match left {
+            0 => Found::Enough,
+            _ if rounds == MOST_ROUNDS => Found::Enough,
+            _ if left == wanted => Found::Nothing,
+            _ => Found::TheRest,
         }
     }
 
@@ -117,7 +146,7 @@ impl Step<'_> {
         if self.now > self.deadline_of(record.created_ms) {
             let (_, body) = self.take_out(&record);
             let error = "was not done within its deadline";
-            self.die(id, record, body, &Mishap { outcome: "permanent", code: "deadline_exceeded", error });
+            self.die(id, record, body, &Mishap { outcome: "expired", code: "deadline_exceeded", error });
             return None;
         }
         let from = record.state;
@@ -152,10 +181,10 @@ impl Step<'_> {
             let record = queue.live.get(&lease.task);
             let cancelled = || queue.done.get(&lease.task).is_some_and(|finished| finished.state == State::Cancelled);
             answers.push(match record {
-                Some(record) if record.is_held_by(lease) => {
+                Some(record) if record.is_held_by(lease) && record.holder == worker.as_str() => {
                     let (lane, message) = (record.lane(), record.message);
                     let message = message.expect("invariant: a running task is in a lane");
-                    queue.lane_mut(&lane).renew(message, worker, self.now);
+                    queue.lane_mut(&lane).renew(message, self.now);
                     Extended::Renewed
                 }
                 None if cancelled() => Extended::Cancelled,
@@ -349,5 +378,17 @@ mod tests {
         assert_eq!(rig.reclaim().await.requeued, [id("a")]);
         let answers = rig.model.extend(&worker("w"), &leases[..1]).await.expect("answers");
         assert_eq!(answers, [Extended::Lost], "what was taken back is not stolen back");
+    }
+
+    #[tokio::test]
+    async fn nobody_but_the_holder_renews_a_lease() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("a")).await;
+        let lease = rig.claim_one("w").await;
+        rig.advance(299_999);
+        let answers = rig.model.extend(&worker("v"), std::slice::from_ref(&lease)).await.expect("answers");
+        assert_eq!(answers, [Extended::Lost]);
+        rig.advance(1);
+        assert_eq!(rig.reclaim().await.requeued, [id("a")]);
     }
 }

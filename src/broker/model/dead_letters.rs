@@ -5,8 +5,9 @@ use super::lane::Body;
 use super::moves::{Birth, Ending};
 use super::record::Record;
 use super::state::{Queue, Step};
-use crate::broker::{DiscardRequest, Discarded, Recorded, ReplayRequest, Replayed};
+use crate::broker::{BrokerError, DiscardRequest, Discarded, Recorded, ReplayRequest, Replayed, Result};
 use crate::protocol::names::{DeadLetterId, TaskId};
+use crate::protocol::policy::IdempotencySource;
 use crate::protocol::state::State;
 use crate::protocol::task::{DeadLetter, Extras};
 
@@ -85,32 +86,43 @@ impl Step<'_> {
     }
 
     /// Runs a dead letter again as a new task.
-    pub(super) fn replay(mut self, request: &ReplayRequest) -> Replayed {
+    pub(super) fn replay(mut self, request: &ReplayRequest) -> Result<Replayed> {
         let (id, new_id) = (&request.dead_letter.task, &request.new_id);
-        let Some(letter) = self.queue.dead_letter(&request.dead_letter).cloned() else { return Replayed::Unknown };
+        let Some(letter) = self.queue.dead_letter(&request.dead_letter).cloned() else { return Ok(Replayed::Unknown) };
         match self.queue.reviewed.get(id).cloned() {
-            Some(Decision::Replayed(task)) => return Replayed::AlreadyReplayed { task },
-            Some(Decision::Discarded) => return Replayed::Discarded,
+            Some(Decision::Replayed(task)) => return Ok(Replayed::AlreadyReplayed { task }),
+            Some(Decision::Discarded) => return Ok(Replayed::Discarded),
             None => {}
         }
+        self.check_intake()?;
         let old = self.queue.letters.get(id).expect("invariant: it was just found").record.clone();
-        let holder = self.queue.holder_of(&old.tenant, &old.key).filter(|_| !old.key.is_empty());
+        let mut key = old.key;
+        if let Some(corrected) = &request.payload {
+            self.check_payload(corrected)?;
+            if self.policy.idempotency.source == IdempotencySource::ContentHash {
+                let hash = corrected.content_hash(&old.kind);
+                key = hash.map_err(|error| BrokerError::Invalid(error.to_string()))?.to_string();
+            }
+        }
+        if self.queue.knows(new_id) {
+            return Ok(Replayed::IdTaken { id: new_id.clone() });
+        }
+        let holder = self.queue.holder_of(&old.tenant, &key).filter(|_| !key.is_empty());
         if let Some(by) = holder.filter(|holder| *holder != id).cloned() {
-            return Replayed::KeyTaken { by };
+            return Ok(Replayed::KeyTaken { by });
         }
-        if !self.queue.knows(new_id) {
-            let names = Names { key: old.key, tenant: old.tenant, trace: old.trace };
-            let record = self.new_record(&old.kind, old.priority, names, old.max_retries);
-            let payload = request.payload.as_ref().unwrap_or(&letter.payload).as_str().to_owned();
-            let extras = Extras { replay_of: Some(request.dead_letter.to_string()), ..letter.extras };
-            let due_ms = self.now;
-            self.create(Birth { id: new_id.clone(), record, due_ms, body: Body { payload, extras } });
-            self.announce();
-        }
+        let names = Names { key, tenant: old.tenant, trace: old.trace };
+        let record = self.new_record(&old.kind, old.priority, names, old.max_retries);
+        let payload = request.payload.as_ref().unwrap_or(&letter.payload).as_str().to_owned();
+        let extras = Extras { replay_of: Some(request.dead_letter.to_string()), ..letter.extras };
+        let due_ms = self.now;
+        self.create(Birth { id: new_id.clone(), record, due_ms, body: Body { payload, extras } });
+        self.announce();
         self.queue.reviewed.insert(id.clone(), Decision::Replayed(new_id.clone()));
         self.queue.dead.remove(id);
+        self.queue.discards.remove(id);
         self.end();
-        Replayed::Done { task: new_id.clone() }
+        Ok(Replayed::Done { task: new_id.clone() })
     }
 
     /// Gives a dead letter up, once as many people agree as the policy asks for.
@@ -144,9 +156,9 @@ impl Step<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::fixture::*;
-    use crate::broker::{Broker, DiscardRequest, Discarded, Recorded, ReplayRequest, Replayed};
+    use crate::broker::{Broker, BrokerError, DiscardRequest, Discarded, Recorded, ReplayRequest, Replayed};
     use crate::protocol::names::{DeadLetterId, IdempotencyKey, TenantId};
-    use crate::protocol::policy::{IdempotencyScope, Policy};
+    use crate::protocol::policy::{IdempotencyScope, IdempotencySource, Mode, Policy};
     use crate::protocol::state::State;
     use crate::protocol::task::{NewTask, Payload};
 
@@ -221,6 +233,55 @@ mod tests {
         let fixed = Payload::from_json("\"fixed\"").expect("JSON");
         assert_eq!(replay(&rig, &dead, "b", Some(fixed.clone())).await, Replayed::Done { task: id("b") });
         assert_eq!(rig.get("b").await.payload, Some(fixed));
+    }
+
+    #[tokio::test]
+    async fn a_replay_is_refused_where_an_enqueue_would_be() {
+        let mut policy = Policy::default();
+        policy.limits.payload_bytes = 20;
+        let rig = Rig::new(policy.clone()).await;
+        let dead = rig.dead(task("a")).await;
+        record(&rig, &dead).await;
+        let request = |payload| ReplayRequest { dead_letter: dead.clone(), new_id: id("b"), payload };
+        let long = Payload::from_json(format!("\"{}\"", "x".repeat(30))).expect("JSON");
+        let refused = rig.model.replay(&request(Some(long))).await.expect_err("too large");
+        assert!(refused.to_string().contains("32 bytes"), "{refused}");
+        policy.limits.outbox_entries = 1;
+        rig.provision(&policy).await;
+        assert!(matches!(rig.model.replay(&request(None)).await, Err(BrokerError::OutboxFull(_))));
+        policy.mode = Mode::Closed;
+        rig.provision(&policy).await;
+        assert!(matches!(rig.model.replay(&request(None)).await, Err(BrokerError::Closed(_))));
+        assert_eq!(rig.model.counts().await.expect("counts").dead_lettered, 1);
+    }
+
+    #[tokio::test]
+    async fn a_replay_takes_no_id_that_is_known() {
+        let rig = Rig::new(Policy::default()).await;
+        let dead = rig.dead(task("a")).await;
+        record(&rig, &dead).await;
+        rig.enqueue(task("known")).await;
+        for name in ["known", "a"] {
+            assert_eq!(replay(&rig, &dead, name, None).await, Replayed::IdTaken { id: id(name) });
+        }
+        assert_eq!(replay(&rig, &dead, "b", None).await, Replayed::Done { task: id("b") });
+        assert_eq!(replay(&rig, &dead, "b", None).await, Replayed::AlreadyReplayed { task: id("b") });
+    }
+
+    #[tokio::test]
+    async fn where_content_counts_a_corrected_payload_has_a_key_of_its_own() {
+        let mut policy = Policy::default();
+        policy.idempotency.source = IdempotencySource::ContentHash;
+        let rig = Rig::new(policy).await;
+        let with = |name: &str, json: &str| NewTask { payload: Payload::from_json(json).expect("JSON"), ..task(name) };
+        let dead = rig.dead(with("a", "1")).await;
+        record(&rig, &dead).await;
+        rig.enqueue(with("twin", "2")).await;
+        let corrected = |json: &str| Some(Payload::from_json(json).expect("JSON"));
+        assert_eq!(replay(&rig, &dead, "b", corrected("2")).await, Replayed::KeyTaken { by: id("twin") });
+        assert_eq!(replay(&rig, &dead, "b", corrected("3")).await, Replayed::Done { task: id("b") });
+        assert_eq!(rig.enqueue(with("c", "3")).await.id, id("b"));
+        assert!(rig.enqueue(with("d", "1")).await.created);
     }
 
     #[tokio::test]

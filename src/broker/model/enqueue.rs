@@ -10,7 +10,7 @@ use crate::broker::{BrokerError, Enqueued, Result, sentences};
 use crate::protocol::names::{TaskId, TaskType};
 use crate::protocol::policy::{EventRecording, IdempotencyRequirement, IdempotencySource, Mode};
 use crate::protocol::state::State;
-use crate::protocol::task::{NewTask, NotBefore};
+use crate::protocol::task::{NewTask, NotBefore, Payload};
 
 /// What the policy makes of a new task.
 struct Wanted {
@@ -29,7 +29,7 @@ impl Step<'_> {
             let most = self.policy.limits.lanes as usize;
             if self.is_new_lane(&task.task_type, one.priority)
                 && lanes.insert((&task.task_type, one.priority))
-                && self.queue.lanes.len() + lanes.len() > most
+                && self.lanes_counted() + lanes.len() > most
             {
                 return Err(BrokerError::Invalid(sentences::too_many_lanes(most)));
             }
@@ -42,7 +42,7 @@ impl Step<'_> {
     }
 
     /// Whether the queue takes tasks at all.
-    fn check_intake(&self) -> Result<()> {
+    pub(super) fn check_intake(&self) -> Result<()> {
         let name = self.queue.name.to_string();
         let bound = self.policy.limits.outbox_entries;
         if self.policy.mode == Mode::Closed {
@@ -54,17 +54,23 @@ impl Step<'_> {
         Ok(())
     }
 
+    /// Whether a payload is within the queue's bound.
+    pub(super) fn check_payload(&self, payload: &Payload) -> Result<()> {
+        let (bytes, most) = (payload.as_str().len(), self.policy.limits.payload_bytes);
+        if bytes as u64 > most {
+            return Err(BrokerError::Invalid(sentences::payload_too_large(bytes, most)));
+        }
+        Ok(())
+    }
+
     fn wanted(&self, task: &NewTask) -> Result<Wanted> {
-        let (range, limits) = (&self.policy.priority, &self.policy.limits);
+        let range = &self.policy.priority;
         let refuse = |sentence| Err(BrokerError::Invalid(sentence));
         let priority = task.priority.unwrap_or(range.default);
         if !(range.min..=range.max).contains(&priority) {
             return refuse(sentences::priority_out_of_range(task.priority, range.min, range.max));
         }
-        let bytes = task.payload.as_str().len();
-        if bytes as u64 > limits.payload_bytes {
-            return refuse(sentences::payload_too_large(bytes, limits.payload_bytes));
-        }
+        self.check_payload(&task.payload)?;
         let key = match self.policy.idempotency.source {
             IdempotencySource::ContentHash => sentences::content_hash(task)?.to_string(),
             IdempotencySource::Key => task.idempotency_key.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -138,7 +144,7 @@ pub(super) struct Names {
 #[cfg(test)]
 mod tests {
     use super::super::fixture::*;
-    use crate::broker::{Broker, BrokerError, Settled};
+    use crate::broker::{Broker, BrokerError, Outcome, Settled};
     use crate::protocol::names::{IdempotencyKey, TenantId};
     use crate::protocol::policy::{
         EventRecording, IdempotencyRequirement, IdempotencyScope, IdempotencySource, Mode, Policy,
@@ -252,12 +258,17 @@ mod tests {
     async fn lanes_are_bounded_and_those_that_exist_stay_open() {
         let mut policy = Policy::default();
         policy.limits.lanes = 2;
-        let rig = Rig::new(policy).await;
+        let rig = Rig::new(policy.clone()).await;
         let of_type = |name: &str| NewTask { task_type: kind(name), ..task(name) };
         assert!(refusal(&rig, &[of_type("a"), of_type("b"), of_type("c")]).await.contains("2 lanes"));
         rig.try_enqueue(&[of_type("a"), of_type("b")]).await.expect("taken");
         assert!(refusal(&rig, &[of_type("c")]).await.contains("2 lanes"));
         assert!(rig.enqueue(NewTask { id: id("more"), ..of_type("a") }).await.created);
+        policy.limits.lanes = 3;
+        rig.provision(&policy).await;
+        let lease = rig.claim_one("w").await;
+        rig.settle(&lease, Outcome::Released { delay: Duration::ZERO }).await;
+        assert!(rig.enqueue(of_type("c")).await.created, "what ran before takes nobody's place");
     }
 
     #[tokio::test]

@@ -1,5 +1,7 @@
 //! Raw entries, of producers that know nothing of Windlass, become tasks.
 //!
+//! Numbers in them are plain digits.
+//!
 //! Two things differ from the scripts. JSON is judged by `serde_json`, which
 //! is strict; `cjson` also takes numbers like `0x10` and `01` and raw control
 //! characters in strings, and it nests up to 1000 levels deep where 128 are
@@ -19,7 +21,10 @@ use crate::protocol::task::Extras;
 
 const ID: [&str; 5] = ["task_id", "taskId", "id", "job_id", "jobId"];
 const KIND: [&str; 7] = ["tool_name", "toolName", "type", "task_type", "taskType", "job_type", "kind"];
-const MOST_RETRIES: f64 = 1000.0;
+const MOST_RETRIES: u64 = 1000;
+
+/// The most digits that a number may have: above, not every number is exact in Lua.
+const MOST_DIGITS: usize = 15;
 
 /// An entry of the task stream.
 #[derive(Debug)]
@@ -27,6 +32,10 @@ pub(super) struct RawEntry {
     message: String,
     fields: BTreeMap<String, Vec<u8>>,
 }
+
+/// A number that is none.
+#[derive(Debug, PartialEq, Eq)]
+struct NotDigits;
 
 /// What a good entry asks for.
 struct Wish {
@@ -48,9 +57,9 @@ impl RawEntry {
         values.map(Vec::as_slice).find(|value| !value.is_empty())
     }
 
-    /// A field with a number, or what stands for it when there is none.
-    fn number(&self, names: &[&str], absent: f64) -> Option<f64> {
-        self.one_of(names).map_or(Some(absent), lua_number)
+    /// A field with a number, if it is there.
+    fn number(&self, names: &[&str]) -> Result<Option<u64>, NotDigits> {
+        self.one_of(names).map(number).transpose()
     }
 
     /// A field with plain text of a bounded length.
@@ -131,10 +140,9 @@ impl Step<'_> {
             problem.get_or_insert_with(|| "tool_name may hold letters, digits and . _ / : - only".to_owned());
             TaskType::default()
         });
-        let priority = entry
-            .number(&["priority"], f64::from(range.default))
-            .filter(|given| given.fract() == 0.0 && (f64::from(range.min)..=f64::from(range.max)).contains(given));
-        let priority = priority.map(|given| given as u8).unwrap_or_else(|| {
+        let given = entry.number(&["priority"]).map(|given| given.unwrap_or(range.default.into()));
+        let given = given.ok().and_then(|given| u8::try_from(given).ok());
+        let priority = given.filter(|given| (range.min..=range.max).contains(given)).unwrap_or_else(|| {
             let rule = || format!("priority must be a whole number from {} to {}", range.min, range.max);
             problem.get_or_insert_with(rule);
             range.default
@@ -170,7 +178,7 @@ impl Step<'_> {
         if names.key.is_empty() && self.policy.idempotency.requirement == IdempotencyRequirement::Required {
             return Err("idempotency_key is missing, and this queue requires one".to_owned());
         }
-        if self.is_new_lane(kind, priority) && self.queue.lanes.len() >= self.policy.limits.lanes as usize {
+        if self.is_new_lane(kind, priority) && self.lanes_counted() >= self.policy.limits.lanes as usize {
             return Err("the queue has as many lanes (types times priorities) as it may have".to_owned());
         }
         Ok(Wish { names, payload: payload.to_owned(), delay_ms, max_retries })
@@ -178,12 +186,13 @@ impl Step<'_> {
 
     /// The entry's own retry limit, if it has one, and its delay.
     fn numbers(&self, entry: &RawEntry) -> Result<(Option<u32>, u64), String> {
-        let longest = self.policy.retry.deadline.as_millis() as f64;
-        let max_retries =
-            entry.number(&["max_retries", "maxRetries"], -1.0).filter(|n| (-1.0..=MOST_RETRIES).contains(n));
-        let delay = entry.number(&["delay_ms", "delayMs"], 0.0).filter(|ms| (0.0..=longest).contains(ms));
+        let max_retries = entry.number(&["max_retries", "maxRetries"]);
+        let delay = entry.number(&["delay_ms", "delayMs"]).map(|given| given.unwrap_or(0));
+        let longest = self.policy.retry.deadline.as_millis() as u64;
         match (max_retries, delay) {
-            (Some(retries), Some(delay)) => Ok(((retries.floor() >= 0.0).then_some(retries as u32), delay as u64)),
+            (Ok(retries), Ok(delay)) if retries.unwrap_or(0) <= MOST_RETRIES && delay <= longest => {
+                Ok((retries.map(|retries| retries as u32), delay))
+            }
             _ => Err("max_retries or delay_ms is not a number, or not in range".to_owned()),
         }
     }
@@ -212,21 +221,11 @@ impl Step<'_> {
     }
 }
 
-/// A number as Lua reads it: decimal or hexadecimal, with white space around
-/// it. (Lua reads hexadecimal fractions too; they are no numbers here.)
-fn lua_number(text: &[u8]) -> Option<f64> {
-    let text = std::str::from_utf8(text.split(|byte| *byte == 0).next()?).ok()?;
-    let text = text.trim_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
-    let (sign, digits) = match text.strip_prefix('-') {
-        Some(digits) => (-1.0, digits),
-        None => (1.0, text.strip_prefix('+').unwrap_or(text)),
-    };
-    if let Some(hex) = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
-        let only_digits = hex.bytes().all(|byte| byte.is_ascii_hexdigit());
-        return u64::from_str_radix(hex, 16).ok().filter(|_| only_digits).map(|number| sign * number as f64);
-    }
-    let decimal = digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-'));
-    digits.parse::<f64>().ok().filter(|_| decimal && !digits.starts_with(['+', '-'])).map(|number| sign * number)
+/// A number in plain digits.
+fn number(text: &[u8]) -> Result<u64, NotDigits> {
+    let digits = text.iter().all(u8::is_ascii_digit) && (1..=MOST_DIGITS).contains(&text.len());
+    let text = std::str::from_utf8(text).ok().filter(|_| digits);
+    text.and_then(|digits| digits.parse().ok()).ok_or(NotDigits)
 }
 
 /// Text as it is, else with bytes above ASCII spelt out.
@@ -265,7 +264,7 @@ fn json_string(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::fixture::*;
-    use super::{json_string, lua_number};
+    use super::{NotDigits, json_string, number};
     use crate::broker::Broker;
     use crate::protocol::names::Capabilities;
     use crate::protocol::policy::{IdempotencyRequirement, Policy};
@@ -287,7 +286,7 @@ mod tests {
         add(
             &rig,
             "1-0",
-            &[("taskId", "r1"), ("type", "render"), ("payload", "[1]"), ("priority", " 9 "), ("maxRetries", "2")],
+            &[("taskId", "r1"), ("type", "render"), ("payload", "[1]"), ("priority", "9"), ("maxRetries", "2")],
         );
         assert_eq!(rig.model.counts().await.expect("counts").backlog, 2, "it counts before it is filed");
         let claimed = rig.claim("w", 2).await;
@@ -370,22 +369,12 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_as_lua_reads_them() {
-        let good = [
-            ("5", 5.0),
-            (" 7\n", 7.0),
-            ("0x10", 16.0),
-            ("-0X2", -2.0),
-            ("1e1", 10.0),
-            (".5", 0.5),
-            ("+3.", 3.0),
-            ("5\0x", 5.0),
-        ];
-        for (text, number) in good {
-            assert_eq!(lua_number(text.as_bytes()), Some(number), "{text:?}");
+    fn numbers_are_plain_digits() {
+        for (text, value) in [("5", 5), ("007", 7), ("999999999999999", 999_999_999_999_999)] {
+            assert_eq!(number(text.as_bytes()), Ok(value), "{text:?}");
         }
-        for bad in ["", " ", "abc", "1 2", "0x", "1e", "--1", "+-1", "5,0", "0x+1"] {
-            assert_eq!(lua_number(bad.as_bytes()), None, "{bad:?}");
+        for bad in ["", " ", " 7", "abc", "1 2", "0x1", "1e1", "-1", "+1", "5.0", "5\0", "1000000000000000", "٣"] {
+            assert_eq!(number(bad.as_bytes()), Err(NotDigits), "{bad:?}");
         }
     }
 

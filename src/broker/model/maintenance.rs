@@ -34,8 +34,10 @@ impl Step<'_> {
         let filed = if self.policy.mode == Mode::Closed { 0 } else { self.file_raw(limit) };
         let promoted = self.promote_delayed(limit) + self.promote_retrying(limit);
         self.announce();
-        self.rings.insert(ALL.to_owned());
-        self.rings.extend(self.queue.classes.keys().cloned());
+        self.ring_if_ready(ALL);
+        for class in self.queue.classes.keys().cloned().collect::<Vec<_>>() {
+            self.ring_if_ready(&class);
+        }
         let next_due = [self.queue.delayed.first_time(), self.queue.retrying.first_time()].into_iter().flatten().min();
         self.end();
         Promoted { promoted, filed, next_due: next_due.map(time) }
@@ -130,8 +132,12 @@ impl Step<'_> {
         evicted
     }
 
-    /// Takes tasks back from one worker, lane by lane.
+    /// Takes tasks back from one worker, lane by lane, if the policy accepts
+    /// the sign of its end. Else the visibility timeout brings them back.
     fn evict_some(&mut self, worker: &WorkerId, reason: RetryReason, loss: Loss, limit: usize) -> Evicted {
+        if sign_of(reason).is_some_and(|sign| !self.policy.reclaim.on.contains(&sign)) {
+            return Evicted::default();
+        }
         let lanes = self.queue.lanes.values();
         let held = lanes.flat_map(|lane| {
             lane.pending_of(worker, limit + 1)
@@ -187,40 +193,30 @@ impl Step<'_> {
         (Registered { superseded: before, requeued: evicted.requeued }, evicted.more)
     }
 
-    /// Looks at every live task at once, then at silent workers. Of what a
-    /// sweep repairs, one thing can go wrong here: a lease that another worker
-    /// renewed. Consumers are not modelled, so none is removed.
+    /// Looks at silent workers. Every task is where its state says, so nothing
+    /// is repaired; consumers are not modelled, so none is removed.
     pub(super) fn sweep(mut self) -> Swept {
         let checked = self.queue.live.len();
-        let repaired = self.repair();
         let mut lost = Vec::new();
         let silent = self.now.checked_sub(self.policy.reclaim.worker_lost_after.as_millis() as u64);
         for worker in silent.map(|since| self.queue.heartbeats.due(since, LOST_AT_ONCE)).unwrap_or_default() {
-            let takes = self.policy.reclaim.on.contains(&ReclaimCause::WorkerLost);
-            if !takes || !self.evict_some(&worker, RetryReason::WorkerLost, Loss::Crash, SWEEP_AT_ONCE).more {
+            if !self.evict_some(&worker, RetryReason::WorkerLost, Loss::Crash, SWEEP_AT_ONCE).more {
                 self.forget(&worker);
                 lost.push(worker);
             }
         }
         self.announce();
         self.end();
-        Swept { checked, repaired, consumers_removed: 0, workers_lost: lost, next: None }
+        Swept { checked, repaired: Vec::new(), consumers_removed: 0, workers_lost: lost, next: None }
     }
+}
 
-    fn repair(&mut self) -> Vec<(TaskId, String)> {
-        let mut repaired = Vec::new();
-        let running: Vec<_> = self.queue.live.iter().filter(|(_, record)| record.state == State::Running).collect();
-        let running: Vec<_> = running.into_iter().map(|(id, record)| (id.clone(), record.clone())).collect();
-        for (id, record) in running {
-            let message = record.message.expect("invariant: a running task is in a lane");
-            let owner = self.queue.lane_mut(&record.lane()).owner(message).map(ToString::to_string);
-            if owner.as_deref() != Some(record.holder.as_str()) {
-                let owner = owner.unwrap_or_else(|| "nobody".to_owned());
-                repaired.push((id.clone(), format!("it runs on {} and is pending for {owner}", record.holder)));
-                self.lose(&id, record, RetryReason::Repaired, Loss::Free);
-            }
-        }
-        repaired
+/// Which sign of a worker's end a reason stands for.
+fn sign_of(reason: RetryReason) -> Option<ReclaimCause> {
+    match reason {
+        RetryReason::PodGone | RetryReason::PodForceDeleted | RetryReason::Superseded => Some(ReclaimCause::PodGone),
+        RetryReason::WorkerLost => Some(ReclaimCause::WorkerLost),
+        _ => None,
     }
 }
 
@@ -315,6 +311,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_sign_that_the_policy_does_not_accept_takes_nothing_but_the_registration() {
+        let mut policy = Policy::default();
+        policy.reclaim.on = [ReclaimCause::VisibilityTimeout].into();
+        let rig = Rig::new(policy).await;
+        rig.model.register(&worker_info("w", "pod")).await.expect("registered");
+        rig.enqueue(task("a")).await;
+        let lease = rig.claim_one("w").await;
+        let registered = rig.model.register(&worker_info("v", "pod")).await.expect("registered");
+        assert_eq!((registered.superseded, registered.requeued.len()), (Some(worker("w")), 0));
+        for reason in [RetryReason::PodGone, RetryReason::PodForceDeleted, RetryReason::WorkerLost] {
+            assert_eq!(rig.model.reclaim_from(&worker("w"), reason).await.expect("an answer"), Reclaimed::default());
+        }
+        assert_eq!(rig.settle(&lease, success()).await, Settled::Succeeded);
+        assert_eq!(rig.model.workers().await.expect("workers").len(), 1);
+    }
+
+    #[tokio::test]
     async fn a_worker_that_is_gone_gives_back_all_it_holds() {
         let rig = Rig::new(Policy::default()).await;
         let tasks: Vec<_> = (0..100).map(|n| task(&format!("t{n:03}"))).collect();
@@ -379,16 +392,5 @@ mod tests {
         let swept = rig.model.sweep(Default::default()).await.expect("a sweep");
         assert_eq!((swept.workers_lost, swept.checked, swept.next), (vec![worker("w1")], 1, None));
         assert_eq!(rig.get("a").await.retry_reason, Some(RetryReason::WorkerLost));
-    }
-
-    #[tokio::test]
-    async fn a_lease_that_another_worker_renewed_is_repaired() {
-        let rig = Rig::new(Policy::default()).await;
-        rig.enqueue(task("a")).await;
-        let lease = rig.claim_one("w").await;
-        rig.model.extend(&worker("thief"), &[lease]).await.expect("an answer");
-        let swept = rig.model.sweep(Default::default()).await.expect("a sweep");
-        assert_eq!(swept.repaired, [(id("a"), "it runs on w and is pending for thief".to_owned())]);
-        assert_eq!(rig.get("a").await.retry_reason, Some(RetryReason::Repaired));
     }
 }

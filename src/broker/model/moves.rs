@@ -1,7 +1,7 @@
 //! Moves that several operations make, each from a record that was checked.
 
 use super::lane::{Body, Message};
-use super::record::{Ended, Finished, Record};
+use super::record::{Finished, Record};
 use super::state::Step;
 use crate::protocol::names::TaskId;
 use crate::protocol::policy::IdempotencyScope;
@@ -9,14 +9,14 @@ use crate::protocol::state::{RetryReason, State};
 use crate::protocol::task::{Attempt, Extras, Payload};
 
 /// How many attempts a trail keeps.
-const KEPT_ATTEMPTS: u64 = 20;
+const KEPT_ATTEMPTS: usize = 20;
 
 /// How much of an error an attempt in the trail keeps.
 const KEPT_ERROR_BYTES: usize = 256;
 
 /// How an attempt went wrong.
 pub(super) struct Mishap<'a> {
-    /// A retry reason, or `permanent`.
+    /// A retry reason, `permanent`, or `expired` for what ended in no attempt.
     pub(super) outcome: &'a str,
     pub(super) code: &'a str,
     pub(super) error: &'a str,
@@ -69,12 +69,10 @@ impl Step<'_> {
         state
     }
 
-    /// Remembers how an attempt ended. What ended outside an attempt (a
-    /// deadline in the queue) does not overwrite the attempt before it.
+    /// Remembers how an attempt ended, or that the task ended outside of one.
     pub(super) fn remember(&mut self, id: &TaskId, record: &Record, mishap: &Mishap<'_>) {
         let trail = self.queue.trails.entry(id.clone()).or_default();
         let worker = record.worker();
-        let ended = if worker.is_some() { Ended::Running } else { Ended::Queued };
         trail.error = mishap.error.to_owned();
         trail.code = mishap.code.to_owned();
         if let Some(worker) = &worker {
@@ -88,9 +86,9 @@ impl Step<'_> {
             error: mishap.error[..mishap.error.floor_char_boundary(KEPT_ERROR_BYTES)].to_owned(),
             worker: worker.unwrap_or_default(),
         };
-        trail.attempts.insert((record.epoch, ended), attempt);
-        if record.epoch > KEPT_ATTEMPTS {
-            trail.attempts.remove(&(record.epoch - KEPT_ATTEMPTS, Ended::Running));
+        trail.attempts.push_back(attempt);
+        if trail.attempts.len() > KEPT_ATTEMPTS {
+            trail.attempts.pop_front();
         }
     }
 

@@ -1,7 +1,7 @@
 //! What is known of a task: its record while it lives, the trail of its
 //! attempts, and what is left when it has ended.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 use jiff::Timestamp;
 
@@ -184,7 +184,7 @@ impl Record {
             extras: body.extras.clone(),
             created_at: time(self.created_ms),
             failed_at: time(self.since_ms),
-            history: trail.map(|trail| trail.attempts.values().cloned().collect()).unwrap_or_default(),
+            history: trail.map(|trail| trail.attempts.iter().cloned().collect()).unwrap_or_default(),
         }
     }
 }
@@ -209,13 +209,6 @@ pub(super) fn decode_extras(lease: &Lease) -> Extras {
     serde_json::from_slice(&lease.extras).unwrap_or_default()
 }
 
-/// How an attempt ended: in the worker's hands, or in the queue after it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Ended {
-    Running,
-    Queued,
-}
-
 /// What is kept of attempts that did not succeed.
 #[derive(Debug, Default)]
 pub(super) struct Trail {
@@ -225,7 +218,8 @@ pub(super) struct Trail {
     pub(super) worker: String,
     /// From whom it was taken, and which entry.
     pub(super) taken_from: Option<(String, Message)>,
-    pub(super) attempts: BTreeMap<(u64, Ended), Attempt>,
+    /// The last ones, the oldest first.
+    pub(super) attempts: VecDeque<Attempt>,
 }
 
 /// A task that has ended, as its result tells it.

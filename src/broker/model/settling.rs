@@ -285,6 +285,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_lost_a_task_that_died_in_the_queue_has_not_settled_it() {
+        let rig = Rig::new(Policy::default()).await;
+        rig.enqueue(task("a")).await;
+        let lease = rig.claim_one("w").await;
+        rig.model.reclaim_from(&worker("w"), RetryReason::PodGone).await.expect("taken back");
+        rig.advance(Policy::default().retry.deadline.as_millis() as u64 + 1);
+        assert!(rig.claim("v", 1).await.is_empty());
+        let dead = rig.model.pending_dead_letters(9).await.expect("letters").remove(0);
+        let outcomes: Vec<_> = dead.history.iter().map(|attempt| attempt.outcome.as_str()).collect();
+        assert_eq!(outcomes, ["pod_gone", "expired"]);
+        assert_eq!(rig.settle(&lease, failure()).await, Settled::LeaseLost);
+    }
+
+    #[tokio::test]
     async fn two_settlements_of_one_task_in_one_call_are_one() {
         let rig = Rig::new(Policy::default()).await;
         rig.enqueue(task("a")).await;

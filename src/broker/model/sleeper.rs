@@ -106,6 +106,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_claim_that_could_not_make_everything_ready_rings_again() {
+        let rig = Rig::new(Policy::default()).await;
+        let only_b = Capabilities::of([kind("b")]).expect("few");
+        let mut bed = rig.model.sleeper(&only_b).await.expect("a bed");
+        for n in 0..33 {
+            rig.model.raw_add(&format!("{n}-0"), vec![("task_id".into(), format!("r{n}").into_bytes())]);
+        }
+        assert!(rig.claim_as("w", &only_b, 1).await.is_empty());
+        for expected in [Wake::Rung, Wake::Rung, Wake::TimedOut] {
+            assert_eq!(sleep(&mut bed, Mode::Running).await, expected, "one for the claim, one for the entries");
+        }
+        assert!(rig.claim_as("w", &only_b, 1).await.is_empty());
+        assert_eq!(sleep(&mut bed, Mode::Running).await, Wake::TimedOut);
+    }
+
+    #[tokio::test]
     async fn a_raw_entry_wakes_a_sleeper_only_while_the_queue_runs() {
         let rig = Rig::new(Policy::default()).await;
         let mut bed = rig.model.sleeper(&Capabilities::any()).await.expect("a bed");

@@ -34,6 +34,15 @@ pub(super) enum Bell {
     Raw,
 }
 
+/// When a class that was marked is rung for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ring {
+    /// If there is work for it.
+    IfReady,
+    /// In any case: work for it may not have been made ready yet.
+    Always,
+}
+
 /// A worker in the registry.
 #[derive(Debug)]
 pub(super) struct Worker {
@@ -132,7 +141,7 @@ impl Queue {
     /// Begins an operation.
     pub(super) fn step(&mut self, now: u64) -> Result<Step<'_>> {
         let policy = self.policy()?.clone();
-        Ok(Step { queue: self, policy, now, touched: BTreeSet::new(), rings: BTreeSet::new(), moves: Vec::new() })
+        Ok(Step { queue: self, policy, now, touched: BTreeSet::new(), rings: BTreeMap::new(), moves: Vec::new() })
     }
 
     /// Whether a task of this id lives or has ended.
@@ -209,8 +218,8 @@ pub(super) struct Step<'q> {
     pub(super) now: u64,
     /// Lanes that were pushed to and are not among the ready ones yet.
     touched: BTreeSet<LaneName>,
-    /// Classes to be rung for, if they have work when the step ends.
-    pub(super) rings: BTreeSet<String>,
+    /// Classes to be rung for when the step ends.
+    pub(super) rings: BTreeMap<String, Ring>,
     moves: Vec<Event>,
 }
 
@@ -243,12 +252,19 @@ impl Step<'_> {
             if self.queue.ready.contains_key(&lane) {
                 continue;
             }
-            self.rings.insert(ALL.to_owned());
+            self.ring_if_ready(ALL);
             let covering = self.queue.classes.iter().filter(|(_, types)| types.cover(&lane.kind));
-            self.rings.extend(covering.map(|(class, _)| class.clone()));
+            for class in covering.map(|(class, _)| class.clone()).collect::<Vec<_>>() {
+                self.ring_if_ready(&class);
+            }
             let score = self.score(&lane, self.now);
             self.queue.ready.insert(lane, score);
         }
+    }
+
+    /// Marks a class to be rung for, if it has work when the step ends.
+    pub(super) fn ring_if_ready(&mut self, class: &str) {
+        self.rings.entry(class.to_owned()).or_insert(Ring::IfReady);
     }
 
     /// Where a lane stands among the ready ones: by priority, then what ran
@@ -273,9 +289,14 @@ impl Step<'_> {
         }
     }
 
-    /// Whether one more lane of this type and priority is allowed.
+    /// Whether tasks of this type and priority have no lane yet.
     pub(super) fn is_new_lane(&self, kind: &TaskType, priority: u8) -> bool {
         !self.queue.lanes.contains_key(&LaneName::new(kind, priority, History::New))
+    }
+
+    /// How many lanes count towards the bound. One of what has run before costs nobody a place.
+    pub(super) fn lanes_counted(&self) -> usize {
+        self.queue.lanes.keys().filter(|lane| lane.history == History::New).count()
     }
 
     /// So long after now, as policies and callers give it.
@@ -288,8 +309,8 @@ impl Step<'_> {
         created_ms.saturating_add(self.policy.retry.deadline.as_millis() as u64)
     }
 
-    /// Ends the step: its moves become one entry of the outbox, and one
-    /// sleeper is woken for each class that was marked and still has work.
+    /// Ends the step: its moves become one entry of the outbox, and one sleeper
+    /// is woken for each class that was marked and still has work, or may have.
     pub(super) fn end(self) {
         if !self.moves.is_empty() && self.policy.events == EventRecording::On {
             let number = self.queue.next_number();
@@ -298,10 +319,11 @@ impl Step<'_> {
         if self.policy.mode != Mode::Running {
             return;
         }
-        for class in self.rings {
+        for (class, ring) in self.rings {
             let (queue, any) = (&mut *self.queue, Capabilities::any());
             let capabilities = if class == ALL { Some(&any) } else { queue.classes.get(&class) };
-            if capabilities.is_some_and(|types| queue.ready.keys().any(|lane| types.cover(&lane.kind))) {
+            let ready = || capabilities.is_some_and(|types| queue.ready.keys().any(|lane| types.cover(&lane.kind)));
+            if ring == Ring::Always || ready() {
                 queue.bells.push(Bell::Ring(class));
             }
         }

@@ -59,6 +59,7 @@ pub(super) fn classify(error: &RedisError, address: &str) -> Fault {
     let denied = ["NOAUTH", "WRONGPASS", "NOPERM"].iter().any(says)
         || unauthenticated
         || text.contains("The user executing the script can't")
+        || text.contains("ACL failure in script")
         || error.kind() == ErrorKind::AuthenticationFailed;
     let error = if denied {
         BrokerError::Denied(text)

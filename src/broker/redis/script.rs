@@ -8,14 +8,53 @@ use super::connection::Link;
 use super::error::Fault;
 use crate::protocol::keys::Keys;
 
-macro_rules! part {
+/// What a script is put together from.
+enum Part {
+    /// Text that stands in every call's way: what the hot paths need.
+    Inline(&'static str),
+    /// Files that together return a table of functions, made when it is first
+    /// used: `moves()` in a script. Making functions is most of what a small call costs.
+    Module(&'static str, &'static [&'static str]),
+}
+
+macro_rules! lua {
     ($name:literal) => {
         include_str!(concat!("lua/part/", $name, ".lua"))
     };
 }
 
+const HEAD: Part = Part::Inline(lua!("head"));
+const TOKEN: Part = Part::Inline(lua!("token"));
+const LANES: Part = Part::Inline(lua!("lanes"));
+const PLACES: Part = Part::Inline(lua!("places"));
+const STREAMS: Part = Part::Inline(lua!("streams"));
+const CREATE: Part = Part::Inline(lua!("create"));
+const RAW: Part = Part::Inline(lua!("raw"));
+const DUE: Part = Part::Inline(lua!("due"));
+const CLAIMING: Part = Part::Inline(lua!("claiming"));
+const CLOCK: Part = Part::Inline(lua!("clock"));
+const EVICT: Part = Part::Inline(lua!("evict"));
+const MOVES: Part = Part::Module("moves", &[lua!("moves")]);
+const INTAKE: Part = Part::Module("intake", &[lua!("streams"), lua!("create"), lua!("intake")]);
+const CLASSES: Part = Part::Module("classes", &[lua!("classes")]);
+const RECOVERY: Part = Part::Module("recovery", &[lua!("recovery")]);
+const FAILING: Part = Part::Module("failing", &[lua!("failing")]);
+
+impl Part {
+    fn text(&self) -> String {
+        match self {
+            Part::Inline(text) => (*text).to_owned(),
+            Part::Module(name, files) => format!(
+                "local {name}_made\nlocal function {name}()\nif not {name}_made then\n\
+                 {name}_made = (function()\n{}\nend)()\nend\nreturn {name}_made\nend",
+                files.join("\n")
+            ),
+        }
+    }
+}
+
 macro_rules! scripts {
-    ($($name:ident: [$($part:literal),*];)*) => {
+    ($($name:ident: [$($part:ident),*];)*) => {
         /// Every script that the broker runs.
         pub(super) struct Scripts {
             $(pub(super) $name: Script,)*
@@ -24,9 +63,7 @@ macro_rules! scripts {
         impl Scripts {
             fn load() -> Self {
                 Self {
-                    $($name: Script::new(
-                        &[$(part!($part),)* include_str!(concat!("lua/", stringify!($name), ".lua"))],
-                    ),)*
+                    $($name: Script::new(&[$($part),*], include_str!(concat!("lua/", stringify!($name), ".lua"))),)*
                 }
             }
         }
@@ -35,22 +72,22 @@ macro_rules! scripts {
 
 scripts! {
     provision: [];
-    enqueue: ["head", "token", "lanes", "create"];
-    claim: ["head", "token", "lanes", "moves", "create", "intake", "due", "claiming"];
-    settle: ["head", "token", "lanes", "moves", "create", "intake", "due", "claiming"];
-    extend: ["head", "lanes"];
-    promote: ["head", "token", "lanes", "moves", "create", "intake", "due"];
-    reclaim: ["head", "token", "lanes", "moves", "create", "intake", "clock"];
-    evict: ["head", "token", "lanes", "moves", "evict"];
-    register: ["head", "token", "lanes", "moves", "evict"];
-    cancel: ["head", "token", "lanes", "moves"];
-    record_dead_letter: ["head", "token", "lanes", "moves"];
-    replay: ["head", "token", "lanes", "create"];
-    discard: ["head"];
-    sweep: ["head", "token", "lanes", "moves", "clock", "evict"];
-    dead_letters: ["head"];
-    get: ["head", "lanes"];
-    counts: ["head", "lanes"];
+    enqueue: [HEAD, TOKEN, LANES, CREATE];
+    claim: [HEAD, TOKEN, LANES, PLACES, MOVES, INTAKE, CLASSES, RECOVERY, RAW, DUE, CLAIMING];
+    settle: [HEAD, TOKEN, LANES, PLACES, MOVES, INTAKE, CLASSES, RECOVERY, FAILING, RAW, DUE, CLAIMING];
+    extend: [HEAD, TOKEN, LANES];
+    promote: [HEAD, TOKEN, LANES, MOVES, INTAKE, RAW, DUE];
+    reclaim: [HEAD, TOKEN, LANES, MOVES, INTAKE, CLOCK];
+    evict: [HEAD, TOKEN, LANES, MOVES, EVICT];
+    register: [HEAD, TOKEN, LANES, PLACES, MOVES, CLASSES, EVICT];
+    cancel: [HEAD, TOKEN, LANES, PLACES, STREAMS, MOVES];
+    record_dead_letter: [HEAD, TOKEN, LANES, MOVES];
+    replay: [HEAD, TOKEN, LANES, CREATE];
+    discard: [HEAD];
+    sweep: [HEAD, TOKEN, LANES, STREAMS, MOVES, CLOCK, EVICT];
+    dead_letters: [HEAD];
+    get: [HEAD, TOKEN, LANES];
+    counts: [HEAD, TOKEN, LANES, PLACES];
 }
 
 /// The scripts, put together once.
@@ -63,8 +100,9 @@ pub(super) struct Script {
 }
 
 impl Script {
-    fn new(parts: &[&str]) -> Self {
-        let text = parts.join("\n");
+    fn new(parts: &[Part], operation: &str) -> Self {
+        let mut text: String = parts.iter().map(|part| part.text() + "\n").collect();
+        text.push_str(operation);
         let digest = sha1_smol::Sha1::from(&text).digest().to_string();
         Self { text, digest }
     }

@@ -34,7 +34,7 @@ else
   local body = call('HGET', PARKED, id)
   meta = body and cmsgpack.unpack(body)[2] or ''
 end
-finish(id, t, token, 'c', 'cancelled', reason, 'cancelled', '', meta)
+moves().finish(id, t, token, 'c', 'cancelled', reason, 'cancelled', '', meta)
 call('HDEL', LIVE, id)
 call('DEL', P .. 'x:' .. id)
 if lane then
@@ -47,7 +47,7 @@ if lane then
       local kind, priority, again = parse_lane(lane)
       rescore(lane, kind, score(priority, again, ready_since(unread)))
     else
-      unready(lane, t[9])
+      unready(lane)
     end
   end
 else

@@ -3,6 +3,7 @@
 -- ARGV[3] worker  ARGV[4] class  ARGV[5] its types, comma-separated  ARGV[6] how many
 -- ARGV[7] '' or, after an answer was lost, 'recover'; what it holds follows: id, epoch, …
 -- RETURNS {mode, {id, payload, meta, token, …}}
+call('DEL', P .. 'none') -- the first write, allowed when memory is full
 local held
 if ARGV[7] == 'recover' then
   held = {}

@@ -23,15 +23,8 @@ for _, id in ipairs(call('ZRANGE', P .. 'dlq_pending', 0, tonumber(ARGV[3]) - 1)
   local token, body = call('HGET', LIVE, id), call('HGET', PARKED, id)
   if token then
     body = body and cmsgpack.unpack(body) or { 'null', '' }
-    local x, history, f = call('HGETALL', P .. 'x:' .. id), {}, {}
-    for i = 1, #x, 2 do
-      f[x[i]] = x[i + 1]
-      if string.find(x[i], '^h%d') then
-        history[#history + 1] = cmsgpack.unpack(x[i + 1])
-      end
-    end
-    table.sort(history, function(a, b) return a[1] < b[1] end)
-    out[#out + 1] = { id, token, body[1], body[2], f.error or '', f.code or '', cmsgpack.pack(history) }
+    local x = call('HMGET', P .. 'x:' .. id, 'error', 'code', 'history')
+    out[#out + 1] = { id, token, body[1], body[2], x[1] or '', x[2] or '', x[3] or cmsgpack.pack({}) }
   end
 end
 return out

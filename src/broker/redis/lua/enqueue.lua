@@ -12,11 +12,9 @@
 if mode == 'Closed' then
   return { 'closed' }
 end
-local row = call('HMGET', KEYS[1], 'priority_default', 'payload_bytes', 'idempotency_source',
-  'idempotency_requirement', 'lanes', 'outbox_entries')
-local default, payload_bytes, lanes_max = tonumber(row[1]), tonumber(row[2]), tonumber(row[5])
-local by_content, required = row[3] == 'ContentHash', row[4] == 'Required'
-if recording and call('XLEN', P .. 'events') >= tonumber(row[6]) then
+local default, payload_bytes, lanes_max = tonumber(head[9]), tonumber(head[10]), tonumber(head[13])
+local by_content, required = head[11] == 'ContentHash', head[12] == 'Required'
+if recording and call('XLEN', P .. 'events') >= tonumber(head[14]) then
   return { 'outbox' }
 end
 
@@ -31,7 +29,7 @@ for i = 1, n do
     return { 'invalid', i, 'priority', priority_min .. ' to ' .. priority_max }
   end
   if #ARGV[at + 3] > payload_bytes then
-    return { 'invalid', i, 'payload', row[2] }
+    return { 'invalid', i, 'payload', head[10] }
   end
   local option = special == '' and NOTHING or unpack_token(special)
   if by_content then
@@ -54,9 +52,9 @@ for i = 1, n do
   if not lanes_checked[lane] then
     lanes_checked[lane] = true
     if call('SISMEMBER', P .. 'lanes', lane) == 0 then
-      lanes_room = (lanes_room or lanes_max - call('SCARD', P .. 'lanes')) - 1
+      lanes_room = (lanes_room or lanes_max - first_lanes()) - 1
       if lanes_room < 0 then
-        return { 'invalid', i, 'lanes', row[5] }
+        return { 'invalid', i, 'lanes', head[13] }
       end
     end
   end
@@ -95,7 +93,7 @@ flush_created()
 -- Also a write where nothing is new: a client that waits for replicas then
 -- waits for what its first try wrote.
 count('repeated', #known)
-announce()
+announce(SURE)
 flush_moves()
 ring()
 return { 'ok', table.concat(letters), known }

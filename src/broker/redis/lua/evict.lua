@@ -7,7 +7,7 @@ local requeued, dead, more = evict(ARGV[3], ARGV[4], ARGV[5] == 'crash', 100)
 if not more then
   forget(ARGV[3])
 end
-announce()
+announce(SURE)
 flush_moves()
 ring()
 return { requeued, dead, more and 1 or 0 }

@@ -17,8 +17,8 @@ for i = 1, n do
 end
 local tokens = n > 0 and call('HMGET', LIVE, unpack(ids)) or {}
 for i = 1, n do
-  if tokens[i] == ARGV[4 + i * 2] then
-    local t = cmsgpack.unpack(tokens[i])
+  local t = tokens[i] == ARGV[4 + i * 2] and cmsgpack.unpack(tokens[i])
+  if t and t[15] == worker then
     local key = P .. 'lane:' .. lane_of(t)
     renew[key] = renew[key] or {}
     table.insert(renew[key], t[8])

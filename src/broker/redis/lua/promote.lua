@@ -3,20 +3,15 @@
 --
 -- ARGV[3] most tasks of each kind
 -- RETURNS {promoted, filed, next due ms or ''}
---
--- The first write is the XREADGROUP of the intake, or a DEL: a full Redis can always drain.
 local limit = tonumber(ARGV[3])
-local filed = 0
-if mode ~= 'Closed' then
-  filed = file_raw(limit)
-else
-  call('DEL', P .. 'none')
-end
+call('DEL', P .. 'none') -- the first write, allowed when memory is full
+local filed = mode ~= 'Closed' and file_raw(limit) or 0
 local promoted = promote_due('delayed', limit) + promote_due('retrying', limit)
-announce()
-rings.all = true
+announce(SURE)
+-- A ring may have died with the worker that it woke.
+rings.all = MAYBE
 for _, class in ipairs(call('HKEYS', P .. 'classes')) do
-  rings[class] = true
+  rings[class] = MAYBE
 end
 local due = ''
 for _, name in ipairs({ 'delayed', 'retrying' }) do

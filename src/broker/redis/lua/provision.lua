@@ -43,9 +43,9 @@ end
 local position = group_position(KEYS[2], group)
 if position then
   call('HSET', P .. 'meta', 'task_floor', position)
-else
-  call('XGROUP', 'CREATE', KEYS[2], group, call('HGET', P .. 'meta', 'task_floor') or '0', 'MKSTREAM')
-end
+elseif not call('HGET', P .. 'meta', 'task_floor') and not call('HGET', P .. 'stats', 'task_floor') then
+  call('XGROUP', 'CREATE', KEYS[2], group, '0', 'MKSTREAM')
+end -- a group that was there and is gone is made by the next claim, which knows where it stood
 redis.pcall('XGROUP', 'CREATE', KEYS[2], 'bell', '$')
 redis.pcall('XGROUP', 'CREATE', P .. 'wake:all', 'bell', '$', 'MKSTREAM')
 

@@ -59,7 +59,7 @@ local function take_back(key, entries)
       if not t or t[1] ~= 'R' or t[8] ~= entry[1] then
         call('XACK', key, group, entry[1])
         call('XDEL', key, entry[1])
-      elseif lose(id, t, key, entry, 'visibility_timeout', true) == 'P' then
+      elseif moves().lose(id, t, key, entry, 'visibility_timeout', true) == 'P' then
         dead[#dead + 1] = id
       else
         requeued[#requeued + 1] = id
@@ -77,7 +77,7 @@ local function take_back_raw(entries)
     end
   end
   if #whole > 0 then
-    file_all(whole)
+    intake().file_all(whole)
   end
 end
 
@@ -122,7 +122,7 @@ for _, lane in ipairs(lanes) do
     end
   end
 end
-announce()
+announce(SURE)
 flush_moves()
 ring()
 return { 'done', next_lane, next_message, requeued, dead }

@@ -20,25 +20,17 @@ if t[1] ~= 'P' or t[2] ~= epoch then
   count('invalid_transitions', 1)
   return 'invalid'
 end
-local x, history = call('HGETALL', P .. 'x:' .. id), {}
-local extra = {}
-for i = 1, #x, 2 do
-  extra[x[i]] = x[i + 1]
-  if string.find(x[i], '^h%d') then
-    history[#history + 1] = cmsgpack.unpack(x[i + 1])
-  end
-end
-table.sort(history, function(a, b) return a[1] < b[1] end)
+local x = call('HMGET', P .. 'x:' .. id, 'error', 'code', 'history')
 local body = call('HGET', PARKED, id)
 body = body and cmsgpack.unpack(body) or { 'null', '' }
 local dlq_id = id .. '#' .. t[2]
-local err, code = extra.error or '', extra.code or ''
+local err, code = x[1] or '', x[2] or ''
 local message = call('XADD', KEYS[4], '*', 'task_id', id, 'tool_name', t[9], 'payload', body[1], 'error', err,
   'error_code', code, 'retry_count', t[3], 'failed_at', t[7], 'dlq_id', dlq_id, 'token', token, 'meta', body[2],
-  'history', cmsgpack.pack(history))
+  'history', x[3] or cmsgpack.pack({}))
 call('HSET', P .. 'dead', id, message)
 emit('DP', id, token, dlq_id)
-finish(id, t, token, 'f', 'failed', err, code, dlq_id, body[2])
+moves().finish(id, t, token, 'f', 'failed', err, code, dlq_id, body[2])
 emit('fD', id, token, code)
 call('HDEL', LIVE, id)
 call('ZREM', P .. 'dlq_pending', id)

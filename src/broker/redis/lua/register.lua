@@ -21,10 +21,10 @@ if not more then
     call('HSET', P .. 'places', place, worker)
   end
   if ARGV[6] ~= 'all' then
-    add_class(ARGV[6], ARGV[7])
+    classes().add(ARGV[6], ARGV[7])
   end
 end
-announce()
+announce(SURE)
 flush_moves()
 ring()
 return { before and before ~= worker and before or '', requeued, more and 1 or 0 }

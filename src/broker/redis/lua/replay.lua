@@ -1,8 +1,9 @@
 -- Runs a dead letter again as a new task.
 --
 -- ARGV[3] id of the dead task  ARGV[4] epoch  ARGV[5] new id
--- ARGV[6] '' or a corrected payload  ARGV[7] meta of the new task
--- RETURNS {'done', id}, {'replayed', id}, {'discarded'}, {'taken', id}, {'unknown'}
+-- ARGV[6] '' or a corrected payload  ARGV[7] its content hash, or ''  ARGV[8] meta of the new task
+-- RETURNS {'done', id}, {'replayed', id} (before), {'discarded'} (before), {'taken', id that has the key},
+--   {'id', new id that is in use}, {'unknown'}, {'closed'}, {'outbox'}, {'payload', most bytes}
 --
 -- The first write is an XADD: refused when memory is full.
 local id, new_id = ARGV[3], ARGV[5]
@@ -24,20 +25,31 @@ local t = cmsgpack.unpack(f.token)
 if t[2] ~= tonumber(ARGV[4]) then
   return { 'unknown' }
 end
+if mode == 'Closed' then
+  return { 'closed' }
+elseif recording and call('XLEN', P .. 'events') >= tonumber(head[14]) then
+  return { 'outbox' }
+elseif #ARGV[6] > tonumber(head[10]) then
+  return { 'payload', head[10] }
+elseif call('HEXISTS', LIVE, new_id) == 1 or call('HEXISTS', P .. 'done', new_id) == 1 then
+  return { 'id', new_id }
+end
 local key = t[11]
+if ARGV[6] ~= '' and head[11] == 'ContentHash' then
+  key = ARGV[7]
+end
 if key ~= '' then
   local holder = holder_of(t[12], key)
   if holder and holder ~= id then
     return { 'taken', holder }
   end
 end
-if call('HEXISTS', LIVE, new_id) == 0 and call('HEXISTS', P .. 'done', new_id) == 0 then
-  create(new_id, t[9], t[10], now, key, t[12], t[13], t[14], ARGV[6] ~= '' and ARGV[6] or f.payload, ARGV[7])
-  flush_created()
-  announce()
-end
+create(new_id, t[9], t[10], now, key, t[12], t[13], t[14], ARGV[6] ~= '' and ARGV[6] or f.payload, ARGV[8])
+flush_created()
+announce(SURE)
 call('HSET', P .. 'reviewed', id, cmsgpack.pack({ 'replayed', new_id, now, message }))
 call('HDEL', P .. 'dead', id)
+call('HDEL', P .. 'discards', id)
 count('replayed', 1)
 flush_moves()
 ring()

@@ -20,44 +20,25 @@ if ARGV[7] == 'recover' then
 end
 local first = 10 + holds
 local n = tonumber(ARGV[first - 1])
-local result_bytes = n > 0 and tonumber(policy('result_bytes'))
+local result_bytes = tonumber(head[8])
 
--- Which retry reason an outcome leaves behind, to recognise it when it is repeated.
-local REASON = { f = 'failure', l = 'rate_limited', r = 'released' }
-
--- The lease does not match: says why, from what became of the task.
-local function judge(id, token, outcome)
-  local mine, current = cmsgpack.unpack(token), call('HGET', LIVE, id)
-  if current then
-    local t = cmsgpack.unpack(current)
-    local same = t[2] == mine[2] and outcome ~= 's' and (t[15] == REASON[outcome] or
-      (t[1] == 'P' and t[15] == 'permanent'))
-    return same and 'A' or 'L'
-  end
-  local finished = call('HGET', P .. 'done', id)
-  if not finished then
-    return 'N'
-  end
-  local letter = string.sub(finished, 1, 1)
-  if letter == 'c' then
-    return 'c'
-  end
-  local message = string.sub(finished, 2)
-  local entry = call('XRANGE', KEYS[3], message, message)[1]
-  local epoch = 0
-  if entry then
-    for i = 1, #entry[2], 2 do
-      if entry[2][i] == 'token' then
-        epoch = cmsgpack.unpack(entry[2][i + 1])[2]
-      end
+-- What finishing a task needs of a running one's token:
+-- message, traits (type, priority, key, tenant, …), epoch, retries.
+local traits_seen = {}
+local function read_running(token, packed_worker)
+  local regular, epoch, retries = is_regular(token)
+  local length = byte(token, 26) - 160
+  if regular and length < 32 and find(token, packed_worker, -#packed_worker, true) then
+    local middle = sub(token, 27 + length, -#packed_worker - 1)
+    local traits = traits_seen[middle]
+    if not traits then
+      traits = unpack_token('\150' .. middle)
+      traits_seen[middle] = traits
     end
+    return sub(token, 27, 26 + length), traits, epoch, retries
   end
-  if epoch > mine[2] then
-    return 'L'
-  elseif epoch == mine[2] and (letter == 's') == (outcome == 's') then
-    return 'A'
-  end
-  return 'I'
+  local t = unpack_token(token)
+  return t[8], { t[9], t[10], t[11], t[12], t[13], t[14] }, t[2], t[3]
 end
 
 local answers, acks, seen, entries, packed_worker = {}, {}, {}, {}, packed(ARGV[3])
@@ -74,12 +55,12 @@ if n > 0 then
     if seen[id] then
       answers[i] = 'A' -- stood in this call before
     elseif tokens[i] ~= token then
-      answers[i] = judge(id, token, outcome)
+      answers[i] = failing().judge(id, token, outcome)
     elseif outcome == 's' and #ARGV[at + 3] > result_bytes then
       answers[i] = 'B'
     else
       seen[id] = true
-      local message, traits, epoch, retries, has_extras = read_running(token, packed_worker)
+      local message, traits, epoch, retries = read_running(token, packed_worker)
       local lane = first_lane(traits[1], traits[2])
       if epoch > 1 then
         lane = lane .. '+'
@@ -91,7 +72,8 @@ if n > 0 then
       end
       messages[#messages + 1] = message
       plan_n = plan_n + 1
-      plan[plan_n], plan_traits[plan_n], plan_retries[plan_n], plan_extras[plan_n] = i, traits, retries, has_extras
+      -- A task that ran before may have left errors and a history.
+      plan[plan_n], plan_traits[plan_n], plan_retries[plan_n], plan_extras[plan_n] = i, traits, retries, epoch > 1
       if outcome ~= 's' then
         entries[i] = call('XRANGE', P .. 'lane:' .. lane, message, message)[1]
       end
@@ -101,7 +83,6 @@ end
 call('DEL', P .. 'none') -- allowed when memory is full, as all that follows then is
 
 local dues, gone, done, extras, succeeded = {}, {}, {}, {}, 0
-local aliased = plan_n > 0 and call('EXISTS', P .. 'aliases') == 1
 
 local function succeed(id, token, body, meta, traits, retries, has_extras)
   local message
@@ -119,55 +100,13 @@ local function succeed(id, token, body, meta, traits, retries, has_extras)
   if has_extras then
     extras[#extras + 1] = P .. 'x:' .. id
   end
-  release_key(id, 's', traits[3], traits[4])
-  if aliased then
-    answer_aliases(id, message)
+  if traits[3] ~= '' then
+    moves().release_key(id, 's', traits[3], traits[4])
+  end
+  if not ordinary then
+    moves().answer_aliases(id, message)
   end
   emit('sR', id, token)
-end
-
--- Anything but a success; returns the answer's letter.
-local function fail(id, token, outcome, body, meta, special, entry)
-  local t, option = unpack_token(token), unpack_token(special)
-  local code, dice, wait = option[1], option[2], option[3]
-  local payload, dead, due = entry and entry[2][4], false, now
-  if not payload then
-    payload, dead, code, body = 'null', true, 'entry_missing', 'its entry was deleted under it: ' .. body
-  else
-    meta = entry[2][6] or ''
-  end
-  if outcome == 'p' then
-    dead = true
-  elseif outcome == 'f' then
-    t[3] = t[3] + 1
-    dead = dead or t[3] > (t[14] >= 0 and t[14] or tonumber(policy('max_retries')))
-    due = now + wait_ms('retry', t[3], dice)
-  else
-    t[5] = t[5] + 1
-    if t[5] > tonumber(policy('max_releases')) then
-      dead, code = true, 'too_many_releases'
-      body = 'was released or rate limited ' .. t[5] .. ' times' .. (body ~= '' and ': ' .. body or '')
-    elseif wait ~= '' then
-      due = now + tonumber(wait)
-    elseif outcome == 'l' then
-      due = now + wait_ms('rate_limit', t[5], dice)
-    end
-  end
-  if not dead and due > t[6] + deadline then
-    dead, code = true, 'deadline_exceeded'
-    body = 'its next attempt would come after its deadline' .. (body ~= '' and ': ' .. body or '')
-  end
-  count('attempts_' .. (REASON[outcome] or 'permanent'), 1)
-  if dead then
-    die(id, t, payload, meta, REASON[outcome] or 'permanent', code, body)
-    return 'P'
-  end
-  if outcome ~= 'r' then
-    remember(id, t, REASON[outcome], code, body)
-  end
-  run_again(id, t, payload, meta, REASON[outcome], due)
-  dues[#dues + 1] = due
-  return 'T'
 end
 
 for j = 1, plan_n do
@@ -178,7 +117,9 @@ for j = 1, plan_n do
     succeed(id, token, body, meta, plan_traits[j], plan_retries[j], plan_extras[j])
     answers[i] = 's'
   else
-    answers[i] = fail(id, token, outcome, body, meta, ARGV[at + 5], entries[i])
+    local due
+    answers[i], due = failing().fail(id, token, outcome, body, meta, ARGV[at + 5], entries[i])
+    dues[#dues + 1] = due
   end
 end
 if succeeded > 0 then
@@ -201,7 +142,7 @@ for i = 1, n do
   end
 end
 count('invalid_transitions', invalid)
-announce()
+announce(MAYBE)
 
 -- The settlements stand whatever becomes of the claim.
 local ok, claimed = pcall(claim_some, ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]), held)

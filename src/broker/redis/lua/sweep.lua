@@ -22,7 +22,7 @@ local function check_lane(id, t)
   if not entry then
     wrong(id, 'its entry is gone from lane ' .. lane)
     redis.pcall('XACK', key, group, t[8])
-    die(id, t, 'null', '', 'repaired', 'entry_missing', 'its entry was deleted from lane ' .. lane)
+    moves().die(id, t, 'null', '', 'repaired', 'entry_missing', 'its entry was deleted from lane ' .. lane)
     return
   end
   local pending = redis.pcall('XPENDING', key, group, t[8], t[8], 1)
@@ -34,7 +34,7 @@ local function check_lane(id, t)
   if t[1] == 'R' then
     if owner ~= t[15] then
       wrong(id, 'it runs on ' .. t[15] .. ' and is pending for ' .. (owner or 'nobody'))
-      lose(id, t, key, entry, 'repaired', false)
+      moves().lose(id, t, key, entry, 'repaired', false)
     end
     return
   end
@@ -54,7 +54,7 @@ local function check_lane(id, t)
   for _, index in ipairs(indexes) do
     if not call('ZSCORE', index, lane) then
       wrong(id, 'its lane ' .. lane .. ' was not among the ready ones')
-      touched[lane] = { t[9], t[10] }
+      touched[lane], repairing = { t[9], t[10] }, true
       return
     end
   end
@@ -69,7 +69,7 @@ local function check_parked(id, t, set, score_of)
   if call('HEXISTS', PARKED, id) == 0 and t[1] ~= 'P' then
     wrong(id, 'its payload is gone')
     call('ZREM', P .. set, id)
-    die(id, t, 'null', '', 'repaired', 'entry_missing', 'its parked payload was deleted')
+    moves().die(id, t, 'null', '', 'repaired', 'entry_missing', 'its parked payload was deleted')
   end
 end
 
@@ -86,18 +86,12 @@ for i = 1, #page[2], 2 do
   end
 end
 
--- Workers that have been silent for too long. Their tasks come back where the
--- policy says so; else the visibility timeout brings them back.
+-- Workers that have been silent for too long.
 local lost = {}
 if not clock_is_new(ARGV[5]) then
   local silent = now - tonumber(policy('worker_lost'))
-  local takes = string.find(policy('reclaim_on'), 'WorkerLost', 1, true)
   for _, worker in ipairs(call('ZRANGEBYSCORE', P .. 'heartbeats', '-inf', silent, 'LIMIT', 0, 5)) do
-    local more = false
-    if takes then
-      local _
-      _, _, more = evict(worker, 'worker_lost', true, 50)
-    end
+    local _, _, more = evict(worker, 'worker_lost', true, 50)
     if not more then
       forget(worker)
       lost[#lost + 1] = worker
@@ -125,7 +119,7 @@ if ARGV[3] == '0' then
     end
   end
 end
-announce()
+announce(SURE)
 flush_moves()
 ring()
 return { page[1], #page[2] / 2, repaired, removed, lost }

@@ -15,14 +15,15 @@ local function read_lane(key, worker, limit)
   return read and read[1][2] or {}
 end
 
--- What `task.reclaimed` says besides who claimed it.
-local function reclaimed_detail(id, t)
-  local reason = t[15]
-  if reason == 'failure' or reason == 'released' or reason == 'rate_limited' then
-    return nil
+-- The token of a queued task that a worker claims for the first time, or nil
+-- if it is not such a one and has to be looked at in full.
+local function first_lease(token, message, packed_worker, oldest)
+  -- find, plain and from there on, compares without making a string.
+  if is_regular(token) and byte(token, 3) == 81 and byte(token, 26) == 160 + #message
+    and find(token, message, 27, true) == 27 and struct.unpack('>I8', token, 9) >= oldest then
+    return '\159\161R' .. char(byte(token, 4) + 1) .. sub(token, 5, 16) .. NOW .. sub(token, 26, -2) .. packed_worker
   end
-  local row = call('HMGET', P .. 'x:' .. id, 'from', 'message')
-  return cjson.encode({ reason = reason, from = row[1] or '', message = row[2] or '' })
+  return nil
 end
 
 -- Takes what was read from one lane; returns how many tasks the worker got.
@@ -45,11 +46,11 @@ local function take(key, entries, worker, out)
         call('XCLAIM', key, group, t[15], 0, message, 'JUSTID')
       elseif t[6] < oldest then
         drop[#drop + 1] = message
-        die(id, t, fields[4], fields[6] or '', 'permanent', 'deadline_exceeded', 'was not done within its deadline')
+        moves().die(id, t, fields[4], fields[6] or '', 'expired', 'deadline_exceeded', 'was not done within its deadline')
       else
         step = 'R' .. t[1]
         if t[1] == 'T' then
-          detail = reclaimed_detail(id, t)
+          detail = moves().reclaimed_detail(id, t)
         end
         t[1], t[2], t[7], t[15] = 'R', t[2] + 1, now, worker
         token = pack(t)
@@ -76,31 +77,33 @@ local function take(key, entries, worker, out)
   return taken
 end
 
--- After an answer was lost: what is pending for the worker and not among
--- what it holds. By epoch: the lost call may have settled a task and claimed
--- it again.
-local function hand_back(worker, held, out)
-  local taken = 0
-  for _, lane in ipairs(call('SMEMBERS', P .. 'lanes')) do
-    local key = P .. 'lane:' .. lane
-    local pending = redis.pcall('XPENDING', key, group, '-', '+', 1000, worker)
-    if not pending.err then
-      for _, row in ipairs(pending) do
-        local entry = call('XRANGE', key, row[1], row[1])[1]
-        local id = entry and entry[2][2]
-        if id then
-          local token = call('HGET', LIVE, id)
-          local t = token and cmsgpack.unpack(token)
-          if t and t[1] == 'R' and t[8] == row[1] and t[15] == worker and t[2] ~= held[id] then
-            local n = #out
-            out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, entry[2][4], entry[2][6] or '', token
-            taken = taken + 1
-          end
-        end
+-- Reads lanes in their order until `limit` tasks are taken, or none is left.
+-- Returns how many were not found, and whether the class surely has more.
+local function serve(worker, class, limit, out)
+  local index, rounds = index_of(class), 0
+  while limit > 0 do
+    local lane = rounds < 128 and call('ZRANGE', index, 0, 0)[1]
+    if not lane then
+      return limit, rounds == 128 and SURE
+    end
+    rounds = rounds + 1
+    local key, asked = P .. 'lane:' .. lane, limit
+    local entries = read_lane(key, worker, asked)
+    if #entries > 0 then
+      limit = limit - take(key, entries, worker, out)
+    end
+    local unread = #entries == asked and (limit > 0 or first_unread(key, entries[asked][1]))
+    if not unread then
+      unready(lane)
+    elseif limit == 0 then
+      if call('ZCARD', READY) > 1 then
+        local kind, priority, again = parse_lane(lane)
+        rescore(lane, kind, score(priority, again, ready_since(unread)))
       end
+      return 0, SURE
     end
   end
-  return taken
+  return 0, MAYBE
 end
 
 -- worker, class, types and limit as the client gave them; `held` is nil or,
@@ -110,55 +113,29 @@ local function claim_some(worker, class, types, limit, held)
   if limit > 0 and mode ~= 'Closed' then
     -- A full batch of any of them may have left something for this worker behind.
     behind = file_raw(32) == 32
-    behind = promote_due('delayed', 16) == 16 or behind
-    behind = promote_due('retrying', 16) == 16 or behind
-    announce()
+    if not ordinary then
+      behind = promote_due('delayed', 16) == 16 or behind
+      behind = promote_due('retrying', 16) == 16 or behind
+    end
+    announce(MAYBE)
     if class ~= 'all' then
-      add_class(class, types)
+      classes().add(class, types)
     end
-  end
-  if mode ~= 'Running' then
-    if held then
-      hand_back(worker, held, out)
-    end
-    return out
   end
   if held then
-    limit = limit - hand_back(worker, held, out)
+    limit = limit - recovery().hand_back(worker, held, out)
   end
-  local index, wanted, rounds = index_of(class), limit, 0
-  while limit > 0 and rounds < 128 do
-    rounds = rounds + 1
-    local lane = call('ZRANGE', index, 0, 0)[1]
-    if not lane then
-      break
-    end
-    local key, asked = P .. 'lane:' .. lane, limit
-    local entries = read_lane(key, worker, asked)
-    if #entries > 0 then
-      limit = limit - take(key, entries, worker, out)
-    end
-    local kind, priority, again = parse_lane(lane)
-    if #entries < asked then
-      unready(lane, kind)
-    elseif limit == 0 then
-      local unread = first_unread(key, entries[#entries][1])
-      if not unread then
-        unready(lane, kind)
-      else
-        rescore(lane, kind, score(priority, again, ready_since(unread)))
-      end
+  if mode == 'Running' then
+    local missing, more = serve(worker, class, limit, out)
+    if behind then
+      rings[class] = SURE
+    elseif more then
+      rings[class] = more
+    elseif missing == limit then
+      -- Nothing for this class: what was rung so far was for work that is gone.
+      redis.pcall('XGROUP', 'SETID', KEYS[2], 'bell', '$')
+      redis.pcall('XGROUP', 'SETID', P .. 'wake:' .. class, 'bell', '$')
     end
   end
-  if behind then
-    rings[class] = 'whatever is ready'
-  elseif limit <= 0 or rounds == 128 then
-    rings[class] = true
-  elseif limit == wanted then
-    -- Nothing for this class: what was rung so far was for work that is gone.
-    redis.pcall('XGROUP', 'SETID', KEYS[2], 'bell', '$')
-    redis.pcall('XGROUP', 'SETID', P .. 'wake:' .. class, 'bell', '$')
-  end
-  count('claimed', #out / 4)
   return out
 end

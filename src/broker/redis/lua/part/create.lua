@@ -1,4 +1,15 @@
 -- New tasks, collected and written together.
+
+-- Fields 9 to 14 of a task, as they are packed.
+local function packed_traits(kind, priority, key, tenant, trace, limit)
+  return sub(pack({ kind, priority, key, tenant, trace, limit }), 2)
+end
+
+-- The token of a new task.
+local function new_token(letter, message, traits)
+  return '\159\161' .. letter .. '\0\0\0\0' .. NOW .. NOW .. packed(message) .. traits .. '\160'
+end
+
 local new_live, new_idem, new_parked, new_delayed = {}, {}, {}, {}
 local live_n, plain_traits = 0, {}
 
@@ -58,6 +69,11 @@ local function flush_created()
   end
   count('created', live_n / 2)
   new_live, new_idem, new_parked, new_delayed, live_n = {}, {}, {}, {}, 0
+end
+
+-- How many lanes there are, not counting those of what has run before.
+local function first_lanes()
+  return call('SCARD', P .. 'lanes') - call('SCARD', P .. 'lanes+')
 end
 
 -- The task that a key stands for, if that task is still known.

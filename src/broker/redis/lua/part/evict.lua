@@ -1,10 +1,18 @@
+-- Which sign of a worker's end the policy must accept before its tasks are taken.
+local SIGNS = { pod_gone = 'PodGone', pod_force_deleted = 'PodGone', superseded = 'PodGone', worker_lost = 'WorkerLost' }
+
 -- Takes all tasks back from one worker, up to `limit`; returns the ids that
 -- run again, those that died, and whether there may be more.
 local function evict(worker, reason, crash, limit)
   local requeued, dead = {}, {}
-  for _, lane in ipairs(call('SMEMBERS', P .. 'lanes')) do
+  if SIGNS[reason] and not string.find(policy('reclaim_on'), SIGNS[reason], 1, true) then
+    return requeued, dead, false -- the visibility timeout brings them back
+  end
+  local lanes = call('SMEMBERS', P .. 'lanes')
+  table.sort(lanes)
+  for _, lane in ipairs(lanes) do
     local key = P .. 'lane:' .. lane
-    local pending = redis.pcall('XPENDING', key, group, '-', '+', limit, worker)
+    local pending = redis.pcall('XPENDING', key, group, '-', '+', limit + 1, worker)
     if not pending.err then
       for _, row in ipairs(pending) do
         if #requeued + #dead >= limit then
@@ -15,7 +23,7 @@ local function evict(worker, reason, crash, limit)
         local token = id and call('HGET', LIVE, id)
         local t = token and cmsgpack.unpack(token)
         if t and t[1] == 'R' and t[8] == row[1] and t[15] == worker then
-          if lose(id, t, key, entry, reason, crash) == 'P' then
+          if moves().lose(id, t, key, entry, reason, crash) == 'P' then
             dead[#dead + 1] = id
           else
             requeued[#requeued + 1] = id

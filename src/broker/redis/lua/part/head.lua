@@ -4,13 +4,26 @@
 -- ARGV[1] time in ms, 0 for the server's own  ARGV[2] consumer group of workers
 --
 -- The other keys of the queue are derived from the policy's key: they carry
--- the same hash tag. While a slot of a Redis Cluster moves, EXISTS on two keys
--- of which one is missing is refused on both sides, before anything is written.
+-- the same hash tag. While a slot of a Redis Cluster moves, EXISTS on several
+-- keys of which one is missing (policy:none always is) is refused on both
+-- sides, before anything is written.
+--
+-- The same question tells whether anything out of the ordinary is there:
+-- delayed tasks, retries, classes of workers, raw duplicates. Most calls are
+-- spared the look at each.
 local call = redis.call
-if call('EXISTS', KEYS[1], KEYS[1] .. ':none') ~= 1 then
-  return redis.error_reply('NOQUEUE there is no policy')
-end
 local P = string.sub(KEYS[1], 1, -7)
+local ordinary = call('EXISTS', KEYS[1], KEYS[1] .. ':none', P .. 'delayed', P .. 'retrying', P .. 'classes',
+  P .. 'aliases') == 1
+local head = call('HMGET', KEYS[1], 'version', 'mode', 'events', 'order', 'priority_min', 'priority_max', 'deadline',
+  'result_bytes', 'priority_default', 'payload_bytes', 'idempotency_source', 'idempotency_requirement', 'lanes',
+  'outbox_entries')
+local version, mode, recording = head[1], head[2], head[3] == 'On'
+if not version then
+  return redis.error_reply('NOQUEUE there is no policy')
+elseif version ~= '1' and math.abs(tonumber(version) - 1) > 1 then
+  return redis.error_reply('WVERSION ' .. version)
+end
 local LIVE, PARKED = P .. 'live', P .. 'parked'
 local group = ARGV[2]
 local now = tonumber(ARGV[1])
@@ -20,12 +33,6 @@ if not injected then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local now_text = string.format('%.0f', now)
-local head = call('HMGET', KEYS[1], 'version', 'mode', 'events', 'order', 'priority_min', 'priority_max', 'deadline')
-local version, mode = head[1], head[2]
-if math.abs(tonumber(version) - 1) > 1 then
-  return redis.error_reply('WVERSION ' .. version)
-end
-local recording = head[3] == 'On'
 local order, priority_min, priority_max = head[4], tonumber(head[5]), tonumber(head[6])
 local deadline = tonumber(head[7])
 
@@ -35,24 +42,24 @@ local function policy(name)
 end
 
 -- Moves of this script, written to the outbox as one entry.
-local moves, moves_n = {}, 0
+local moves_made, moves_n = {}, 0
 -- `step` is the letters of the states after and before ('-' for none). Where
 -- there is more to say, a + follows them, and detail and who gave the task up
 -- follow the token; who has it is in the token.
 local function emit(step, id, token, detail, worker)
   if recording then
     if detail then
-      moves[moves_n + 4], moves[moves_n + 5] = detail, worker or ''
+      moves_made[moves_n + 4], moves_made[moves_n + 5] = detail, worker or ''
       step = step .. '+'
     end
-    moves[moves_n + 1], moves[moves_n + 2], moves[moves_n + 3] = step, id, token
+    moves_made[moves_n + 1], moves_made[moves_n + 2], moves_made[moves_n + 3] = step, id, token
     moves_n = moves_n + (detail and 5 or 3)
   end
 end
 local function flush_moves()
   if moves_n > 0 then
-    call('XADD', P .. 'events', '*', 'at', now_text, 'moves', cmsgpack.pack(moves))
-    moves, moves_n = {}, 0
+    call('XADD', P .. 'events', '*', 'at', now_text, 'moves', cmsgpack.pack(moves_made))
+    moves_made, moves_n = {}, 0
   end
 end
 

@@ -1,6 +1,6 @@
--- Raw intake: entries of producers that know nothing of Windlass become tasks.
+-- Module: entries of producers that know nothing of Windlass become tasks.
+-- Numbers in them are plain digits.
 
--- The helpers are made when they are needed: most calls meet no raw entry.
 local function file_all(entries)
   local function is_utf8(s)
     if not string.find(s, '[\128-\255]') then
@@ -24,6 +24,14 @@ local function file_all(entries)
       end
     end
     return nil
+  end
+
+  -- Plain digits, or what stands for a missing number; else nil.
+  local function number(word, missing)
+    if not word then
+      return missing
+    end
+    return #word <= 15 and string.find(word, '^%d+$') and tonumber(word) or nil
   end
 
   local function is_text(s, longest)
@@ -50,7 +58,7 @@ local function file_all(entries)
     local token = new_token('Q', '', packed_traits(kind, priority, '', '', '', -1))
     local t = unpack_token(token)
     emit('Q-', id, token)
-    die(id, t, payload, '', 'permanent', code, err)
+    moves().die(id, t, payload, '', 'permanent', code, err)
     count('created', 1)
   end
 
@@ -72,8 +80,8 @@ local function file_all(entries)
     if #kind > 100 or not string.find(kind, '^%w[%w%._/:%-]*$') then
       problem, kind = problem or 'tool_name may hold letters, digits and . _ / : - only', 'default'
     end
-    local priority = tonumber(one_of(f, 'priority') or rules.default)
-    if not priority or priority ~= math.floor(priority) or priority < priority_min or priority > priority_max then
+    local priority = number(one_of(f, 'priority'), rules.default)
+    if not priority or priority < priority_min or priority > priority_max then
       problem = problem or 'priority must be a whole number from ' .. priority_min .. ' to ' .. priority_max
       priority = rules.default
     end
@@ -102,9 +110,9 @@ local function file_all(entries)
     if not problem and (#trace > 128 or string.find(trace, '[^\33-\126]')) then
       problem = 'trace_id is not 1 to 128 printable characters without spaces'
     end
-    local max_retries = tonumber(one_of(f, 'max_retries', 'maxRetries') or -1)
-    local delay = tonumber(one_of(f, 'delay_ms', 'delayMs') or 0)
-    if not problem and not (max_retries and max_retries >= -1 and max_retries <= 1000 and delay and delay >= 0 and delay <= deadline) then
+    local max_retries = number(one_of(f, 'max_retries', 'maxRetries'), -1)
+    local delay = number(one_of(f, 'delay_ms', 'delayMs'), 0)
+    if not problem and not (max_retries and max_retries <= 1000 and delay and delay <= deadline) then
       problem = 'max_retries or delay_ms is not a number, or not in range'
     end
     if not problem and rules.source == 'ContentHash' then
@@ -114,7 +122,7 @@ local function file_all(entries)
       problem = 'idempotency_key is missing, and this queue requires one'
     end
     local lane = kind .. ':' .. priority
-    if not problem and call('SISMEMBER', P .. 'lanes', lane) == 0 and call('SCARD', P .. 'lanes') >= rules.lanes then
+    if not problem and call('SISMEMBER', P .. 'lanes', lane) == 0 and first_lanes() >= rules.lanes then
       problem = 'the queue has as many lanes (types times priorities) as it may have'
     end
     if problem then
@@ -145,14 +153,13 @@ local function file_all(entries)
         return
       end
     end
-    create(id, kind, priority, now + math.floor(delay), key, tenant, trace, math.floor(max_retries), payload, '')
+    create(id, kind, priority, now + delay, key, tenant, trace, max_retries, payload, '')
     flush_created()
   end
 
-  local row = call('HMGET', KEYS[1], 'priority_default', 'payload_bytes', 'idempotency_source',
-    'idempotency_requirement', 'lanes')
   local rules = {
-    default = tonumber(row[1]), payload = tonumber(row[2]), source = row[3], requirement = row[4], lanes = tonumber(row[5]),
+    default = tonumber(head[9]), payload = tonumber(head[10]), source = head[11], requirement = head[12],
+    lanes = tonumber(head[13]),
   }
   local messages = {}
   for i, entry in ipairs(entries) do
@@ -166,25 +173,12 @@ local function file_all(entries)
   count('raw', #entries)
 end
 
--- Files waiting raw entries into their lanes. Always the first write of its
--- script: XREADGROUP is allowed when memory is full, and what follows it then is too.
-local function file_raw(limit)
-  local read = redis.pcall('XREADGROUP', 'GROUP', group, 'windlass', 'COUNT', limit, 'STREAMS', KEYS[2], '>')
-  if read and read.err then
-    if not string.find(read.err, 'NOGROUP', 1, true) then
-      return redis.call('XREADGROUP', 'GROUP', group, 'windlass', 'COUNT', limit, 'STREAMS', KEYS[2], '>')
-    end
-    -- After what it had delivered, never at the beginning of an adopted stream's history.
-    local at_provision, since = call('HGET', P .. 'meta', 'task_floor') or '0-0', call('HGET', P .. 'stats', 'task_floor')
-    local floor = since and not is_earlier(since, at_provision) and since or at_provision
-    call('XGROUP', 'CREATE', KEYS[2], group, floor, 'MKSTREAM')
-    read = call('XREADGROUP', 'GROUP', group, 'windlass', 'COUNT', limit, 'STREAMS', KEYS[2], '>')
-  end
-  if not read then
-    return 0
-  end
-  local entries = read[1][2]
-  call('HSET', P .. 'stats', 'task_floor', entries[#entries][1])
-  file_all(entries)
-  return #entries
+-- The group is gone. It starts again after what it had delivered, never at the
+-- beginning of an adopted stream's history.
+local function make_group()
+  local at_provision, since = call('HGET', P .. 'meta', 'task_floor') or '0-0', call('HGET', P .. 'stats', 'task_floor')
+  local floor = since and not is_earlier(since, at_provision) and since or at_provision
+  call('XGROUP', 'CREATE', KEYS[2], group, floor, 'MKSTREAM')
 end
+
+return { file_all = file_all, make_group = make_group }

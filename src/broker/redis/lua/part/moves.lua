@@ -1,4 +1,5 @@
--- Moves that several operations make, each from a token that was checked.
+-- Module: moves that several operations make, each from a token that was checked.
+
 local function idem_field(tenant, key)
   return tenant .. '\0' .. key
 end
@@ -14,18 +15,19 @@ local function beginning(text, longest)
   return sub(text, 1, longest)
 end
 
--- Remembers how an attempt ended; the last 20 are kept. What ended outside
--- an attempt (a deadline in the queue) does not overwrite the attempt before it.
+-- Remembers how an attempt ended; the last 20 are kept.
 local function remember(id, t, outcome, code, err)
   local x = P .. 'x:' .. id
-  local runs = t[1] == 'R'
-  local attempt = { t[2], now, outcome, code, beginning(err, 256), runs and t[15] or '' }
-  call('HSET', x, 'error', err, 'code', code, 'h' .. t[2] .. (runs and '' or 'q'), pack(attempt))
-  if runs then
-    call('HSET', x, 'worker', t[15])
+  local worker = t[1] == 'R' and t[15] or ''
+  local kept = call('HGET', x, 'history')
+  local history = kept and unpack_token(kept) or {}
+  history[#history + 1] = { t[2], now, outcome, code, beginning(err, 256), worker }
+  if #history > 20 then
+    table.remove(history, 1)
   end
-  if t[2] > 20 then
-    call('HDEL', x, 'h' .. (t[2] - 20))
+  call('HSET', x, 'error', err, 'code', code, 'history', pack(history))
+  if worker ~= '' then
+    call('HSET', x, 'worker', worker)
   end
 end
 
@@ -153,3 +155,18 @@ local function wait_ms(kind, n, dice)
   end
   return base
 end
+
+-- What `task.reclaimed` says besides who claimed it.
+local function reclaimed_detail(id, t)
+  local reason = t[15]
+  if reason == 'failure' or reason == 'released' or reason == 'rate_limited' then
+    return nil
+  end
+  local row = call('HMGET', P .. 'x:' .. id, 'from', 'message')
+  return cjson.encode({ reason = reason, from = row[1] or '', message = row[2] or '' })
+end
+
+return {
+  remember = remember, die = die, run_again = run_again, lose = lose, release_key = release_key,
+  answer_aliases = answer_aliases, finish = finish, wait_ms = wait_ms, reclaimed_detail = reclaimed_detail,
+}
