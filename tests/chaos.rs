@@ -49,7 +49,12 @@ async fn nothing_acknowledged_is_lost_when_redis_with_an_aof_is_killed() {
     let account = load(15_000, &keys, &options).run().await;
     killer.await.expect("Redis starts again each time");
     account.check(&broker).await;
-    println!("4 kills: {} tasks, {} answers lost, {} workers died", account.accepted.len(), account.cuts, account.deaths);
+    println!(
+        "4 kills: {} tasks, {} answers lost, {} workers died",
+        account.accepted.len(),
+        account.cuts,
+        account.deaths
+    );
 }
 
 /// Every task whose enqueue waited for a replica survives a failover. What was
@@ -138,7 +143,10 @@ async fn a_full_redis_refuses_new_tasks_and_drains_what_it_has() {
         assert_eq!(finished, accepted, "{flavor:?}: everything that was accepted is done");
         println!("{flavor:?}: {accepted} tasks accepted, then refused; all drained while memory was full");
         let _ = server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
-        broker.enqueue(&[NewTask::new("send".parse().expect("valid"), serde_json::json!(1))]).await.expect("room again");
+        broker
+            .enqueue(&[NewTask::new("send".parse().expect("valid"), serde_json::json!(1))])
+            .await
+            .expect("room again");
     }
 }
 

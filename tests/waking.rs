@@ -245,8 +245,7 @@ async fn one_task_wakes_no_crowd_and_idle_workers_send_nothing() {
         killing: AtomicBool::new(false),
         by_type: Mutex::default(),
     });
-    let workers: Vec<_> =
-        (0..50).map(|n| tokio::spawn(worker(hall.clone(), Capabilities::any(), n))).collect();
+    let workers: Vec<_> = (0..50).map(|n| tokio::spawn(worker(hall.clone(), Capabilities::any(), n))).collect();
     all_asleep(&server, 50).await;
     hall.rings.store(0, Ordering::Relaxed);
     let mut expected = 0;

@@ -574,7 +574,9 @@ impl Broker for RedisBroker {
         let Some(letter) = self.dead_letter(&request.dead_letter).await? else { return Ok(Replayed::Unknown) };
         let extras = Extras { replay_of: Some(request.dead_letter.to_string()), ..letter.extras };
         let hash = match &request.payload {
-            Some(payload) => payload.content_hash(&letter.task_type).map_err(|e| BrokerError::Invalid(e.to_string()))?.to_string(),
+            Some(payload) => {
+                payload.content_hash(&letter.task_type).map_err(|e| BrokerError::Invalid(e.to_string()))?.to_string()
+            }
             None => String::new(),
         };
         let call = self

@@ -147,6 +147,36 @@ async fn a_task_that_fell_behind_where_its_lane_was_read_is_found(fx: &Fixture) 
     assert_eq!(fx.claim_one().await.lease.task, id);
 }
 
+/// What a person does who only wants to look: it counts as read, and is pending for nobody who works.
+async fn read_by_a_stranger(fx: &Fixture) {
+    let (lane, group) = (fx.key(LANE), fx.keys().group.clone());
+    let _: redis::Value = fx.redis(&["XREADGROUP", "GROUP", &group, "stranger", "STREAMS", &lane, ">"]).await;
+    let now = fx.clock.now_ms().expect("manual").to_string();
+    for entry in fx.stream(&lane).await {
+        let lease = ["XCLAIM", &lane, &group, "stranger", "0", &entry.id, "TIME", &now, "JUSTID"];
+        let _: redis::Value = fx.redis(&lease).await;
+    }
+}
+
+async fn a_task_that_a_stranger_read_is_found_by_a_sweep(fx: &Fixture) {
+    let id = fx.add("a").await;
+    read_by_a_stranger(fx).await;
+    assert!(fx.claim(1).await.is_empty());
+    repaired(fx, &id).await;
+    let task = fx.claim_one().await;
+    assert_eq!((task.lease.task, task.payload.as_str()), (id, r#"{"n":1}"#));
+}
+
+async fn a_task_that_a_stranger_read_and_left_is_not_lost_to_a_reclaim(fx: &Fixture) {
+    let fresh = fx.add("a").await;
+    read_by_a_stranger(fx).await;
+    fx.expire_all().await;
+    fx.sweep().await;
+    let task = fx.claim_one().await;
+    assert_eq!((task.lease.task, task.payload.as_str(), task.crash_count), (fresh, r#"{"n":1}"#, 0));
+    assert_eq!(fx.sweep().await.repaired, []);
+}
+
 async fn a_running_task_that_nobody_has_is_run_again(fx: &Fixture) {
     let running = fx.running("a").await;
     let entry = fx.stream(&fx.key(LANE)).await.remove(0).id;
@@ -240,6 +270,49 @@ async fn after_a_change_of_server_no_lease_expires_for_a_heartbeat_period(fx: &F
     assert_eq!(fx.reclaim().await.requeued, [running.lease.task]);
 }
 
+/// closes: safe-decoder-service#329 (finished entries are never deleted)
+async fn what_is_finished_leaves_nothing_behind_but_its_result(fx: &Fixture) {
+    for round in 0..2 {
+        let keyed = |key: &str| NewTask { idempotency_key: Some(key.parse().expect("a key")), ..task("a") };
+        fx.enqueue(keyed(&format!("cancelled-{round}"))).await;
+        fx.settle(&fx.claim_one().await, failure()).await;
+        let waiting = fx.list(State::Retrying).await.remove(0).id;
+        fx.broker.cancel(&waiting, "not needed").await.expect("answered");
+        fx.enqueue(keyed(&format!("dead-{round}"))).await;
+        fx.fail_and_wait(&fx.claim_one().await).await;
+        fx.claim_one().await;
+        fx.expire_all().await;
+        fx.bury(&fx.claim_one().await).await;
+        let sent = format!("raw-{round}");
+        for id in [&sent, &format!("twin-{round}")] {
+            fx.raw(&[("task_id", id), ("payload", "{}"), ("idempotency_key", &sent)]).await;
+        }
+        fx.fail_and_wait(&fx.claim_one().await).await;
+        fx.succeed(&fx.claim_one().await).await;
+        let later = NotBefore::After(Duration::from_secs(5));
+        fx.enqueue(NewTask { not_before: later, ..task("a") }).await;
+        fx.advance(Duration::from_secs(5));
+        fx.succeed(&fx.claim_one().await).await;
+    }
+    for gone in ["live", "parked", "delayed", "retrying", "dlq_pending", "ready", "aliases"] {
+        let left: u64 = fx.redis(&["EXISTS", &fx.key(gone)]).await;
+        assert_eq!(left, 0, "{gone} is empty");
+    }
+    let keys: Vec<String> = fx.redis(&["KEYS", &fx.key("*")]).await;
+    for key in keys {
+        let name = key.strip_prefix(fx.keys().prefix()).expect("the queue's own");
+        assert!(!name.starts_with("x:"), "{name}");
+        if name.starts_with("lane:") || name == "task" {
+            assert_eq!(fx.stream(&key).await.len(), 0, "{name}");
+            let (pending, _, _, _): (u64, redis::Value, redis::Value, redis::Value) =
+                fx.redis(&["XPENDING", &key, &fx.keys().group]).await;
+            assert_eq!(pending, 0, "{name}");
+        }
+    }
+    let held: Vec<String> = fx.redis(&["HKEYS", &fx.key("idem")]).await;
+    assert_eq!(held.len(), 2, "only successes keep their keys: {held:?}");
+}
+
 async fn keys_of_other_queues_are_left_alone(fx: &Fixture) {
     let other = Fixture::new(fx.kind).await;
     let theirs = other.running("a").await;
@@ -268,6 +341,8 @@ redis_suite! {
     a_lane_that_is_missing_from_a_classs_index_is_found,
     a_lane_that_is_missing_from_the_list_of_lanes_is_found,
     a_task_that_fell_behind_where_its_lane_was_read_is_found,
+    a_task_that_a_stranger_read_is_found_by_a_sweep,
+    a_task_that_a_stranger_read_and_left_is_not_lost_to_a_reclaim,
     a_running_task_that_nobody_has_is_run_again,
     a_task_that_is_missing_from_the_delayed_ones_is_found,
     a_task_that_is_missing_from_the_retrying_ones_is_found,
@@ -277,5 +352,6 @@ redis_suite! {
     a_stranger_in_a_lane_is_dropped_and_holds_nobody_up,
     leftovers_of_finished_tasks_in_a_lane_are_dropped,
     after_a_change_of_server_no_lease_expires_for_a_heartbeat_period,
+    what_is_finished_leaves_nothing_behind_but_its_result,
     keys_of_other_queues_are_left_alone,
 }

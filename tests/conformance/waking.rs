@@ -100,6 +100,15 @@ async fn a_claim_that_leaves_work_behind_wakes_the_next_sleeper(fx: &Fixture) {
     sleeps_on(&mut sleeper, Mode::Running).await;
 }
 
+async fn a_ring_for_work_that_is_gone_wakes_nobody_after_an_empty_claim(fx: &Fixture) {
+    let mut sleeper = idle(fx, &Capabilities::any(), Mode::Running).await;
+    fx.add("a").await;
+    fx.raw(&[("task_id", "t"), ("payload", "{}")]).await;
+    assert_eq!(fx.claim(10).await.len(), 2, "somebody who was awake took it");
+    assert!(fx.claim_with("sleepy", &Capabilities::any(), 1).await.tasks.is_empty());
+    sleeps_on(&mut sleeper, Mode::Running).await;
+}
+
 /// closes: one message does not wake zero workers (a worker dies between bell and claim)
 async fn a_promotion_rings_again_for_work_that_nobody_came_for(fx: &Fixture) {
     let mut died = idle(fx, &Capabilities::any(), Mode::Running).await;
@@ -188,6 +197,7 @@ suite! {
     what_becomes_due_wakes_a_sleeper_when_it_is_promoted,
     a_paused_queue_wakes_nobody_and_its_resumption_does,
     a_claim_that_leaves_work_behind_wakes_the_next_sleeper,
+    a_ring_for_work_that_is_gone_wakes_nobody_after_an_empty_claim,
     a_promotion_rings_again_for_work_that_nobody_came_for,
     a_worker_that_ends_passes_its_ring_on,
 }

@@ -70,7 +70,10 @@ pub(super) fn classify(error: &RedisError, address: &str) -> Fault {
         BrokerError::Version { found, known: DATA_MODEL_VERSION }
     } else if says(&"OOM") {
         BrokerError::OutOfMemory(text)
-    } else if BUSY.iter().any(says) || text.contains(SLOT_ON_THE_MOVE) || error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
+    } else if BUSY.iter().any(says)
+        || text.contains(SLOT_ON_THE_MOVE)
+        || error.kind() == ErrorKind::MasterNameNotFoundBySentinel
+    {
         BrokerError::Busy(text)
     } else if is_io {
         BrokerError::Unreachable { address: address.to_owned(), reason: text }

@@ -1,5 +1,6 @@
 //! The policy as scripts read it: one hash, a field a fact.
 
+use super::token::pack;
 use crate::protocol::policy::{
     EventRecording, IdempotencyRequirement, IdempotencyScope, IdempotencySource, Mode, Policy, PriorityOrder,
     ReclaimCause,
@@ -9,11 +10,11 @@ use crate::protocol::policy::{
 pub(super) const WHOLE: &str = "spec";
 
 /// Every field and its value.
-pub(super) fn fields(policy: &Policy) -> Vec<(&'static str, String)> {
+pub(super) fn fields(policy: &Policy) -> Vec<(&'static str, Vec<u8>)> {
     let csv = |delays: Vec<u64>| delays.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
     let causes: Vec<&str> = policy.reclaim.on.iter().map(|cause| cause_word(*cause)).collect();
     let (retry, limits, idempotency) = (&policy.retry, &policy.limits, &policy.idempotency);
-    vec![
+    let texts = vec![
         ("mode", mode_word(policy.mode).to_owned()),
         ("events", if policy.events == EventRecording::On { "On" } else { "Off" }.to_owned()),
         ("visibility", policy.visibility_timeout.as_millis().to_string()),
@@ -41,7 +42,30 @@ pub(super) fn fields(policy: &Policy) -> Vec<(&'static str, String)> {
         ("lanes", limits.lanes.to_string()),
         ("outbox_entries", limits.outbox_entries.to_string()),
         (WHOLE, serde_json::to_string(policy).expect("invariant: a policy has a JSON form")),
-    ]
+    ];
+    let mut fields: Vec<_> = texts.into_iter().map(|(name, text)| (name, text.into_bytes())).collect();
+    fields.push(("hot", hot(policy)));
+    fields
+}
+
+/// What most scripts need, packed in the order in which `lua/part/head.lua` and others read it.
+fn hot(policy: &Policy) -> Vec<u8> {
+    let (priority, limits, idempotency) = (&policy.priority, &policy.limits, &policy.idempotency);
+    pack(&(
+        mode_word(policy.mode),
+        policy.events == EventRecording::On,
+        order_word(priority.order),
+        priority.min,
+        priority.max,
+        policy.retry.deadline.as_millis() as u64,
+        limits.result_bytes,
+        priority.default,
+        limits.payload_bytes,
+        source_word(idempotency.source),
+        requirement_word(idempotency.requirement),
+        limits.lanes,
+        limits.outbox_entries,
+    ))
 }
 
 /// The mode that a script answered.

@@ -26,17 +26,16 @@ macro_rules! lua {
 const HEAD: Part = Part::Inline(lua!("head"));
 const TOKEN: Part = Part::Inline(lua!("token"));
 const LANES: Part = Part::Inline(lua!("lanes"));
-const PLACES: Part = Part::Inline(lua!("places"));
+const BELLS: Part = Part::Inline(lua!("bells"));
 const STREAMS: Part = Part::Inline(lua!("streams"));
 const CREATE: Part = Part::Inline(lua!("create"));
-const RAW: Part = Part::Inline(lua!("raw"));
-const DUE: Part = Part::Inline(lua!("due"));
 const CLAIMING: Part = Part::Inline(lua!("claiming"));
 const CLOCK: Part = Part::Inline(lua!("clock"));
 const EVICT: Part = Part::Inline(lua!("evict"));
+const PLACES: Part = Part::Module("places", &[lua!("places")]);
 const MOVES: Part = Part::Module("moves", &[lua!("moves")]);
 const INTAKE: Part = Part::Module("intake", &[lua!("streams"), lua!("create"), lua!("intake")]);
-const CLASSES: Part = Part::Module("classes", &[lua!("classes")]);
+const DUE: Part = Part::Module("due", &[lua!("due")]);
 const RECOVERY: Part = Part::Module("recovery", &[lua!("recovery")]);
 const FAILING: Part = Part::Module("failing", &[lua!("failing")]);
 
@@ -72,19 +71,19 @@ macro_rules! scripts {
 
 scripts! {
     provision: [];
-    enqueue: [HEAD, TOKEN, LANES, CREATE];
-    claim: [HEAD, TOKEN, LANES, PLACES, MOVES, INTAKE, CLASSES, RECOVERY, RAW, DUE, CLAIMING];
-    settle: [HEAD, TOKEN, LANES, PLACES, MOVES, INTAKE, CLASSES, RECOVERY, FAILING, RAW, DUE, CLAIMING];
+    enqueue: [HEAD, TOKEN, LANES, PLACES, BELLS, CREATE];
+    claim: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING];
+    settle: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING, FAILING];
     extend: [HEAD, TOKEN, LANES];
-    promote: [HEAD, TOKEN, LANES, MOVES, INTAKE, RAW, DUE];
-    reclaim: [HEAD, TOKEN, LANES, MOVES, INTAKE, CLOCK];
-    evict: [HEAD, TOKEN, LANES, MOVES, EVICT];
-    register: [HEAD, TOKEN, LANES, PLACES, MOVES, CLASSES, EVICT];
+    promote: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE];
+    reclaim: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, CLOCK];
+    evict: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, EVICT];
+    register: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, EVICT];
     cancel: [HEAD, TOKEN, LANES, PLACES, STREAMS, MOVES];
     record_dead_letter: [HEAD, TOKEN, LANES, MOVES];
-    replay: [HEAD, TOKEN, LANES, CREATE];
+    replay: [HEAD, TOKEN, LANES, PLACES, BELLS, CREATE];
     discard: [HEAD];
-    sweep: [HEAD, TOKEN, LANES, STREAMS, MOVES, CLOCK, EVICT];
+    sweep: [HEAD, TOKEN, LANES, PLACES, BELLS, STREAMS, MOVES, CLOCK, EVICT];
     dead_letters: [HEAD];
     get: [HEAD, TOKEN, LANES];
     counts: [HEAD, TOKEN, LANES, PLACES];

@@ -42,12 +42,12 @@ if lane then
   call('XDEL', key, t[8])
   if from ~= 'R' then
     -- The lane's place is that of its first task.
-    local unread = first_unread(key, last_read(key))
+    local unread = places().first_unread(key, last_read(key))
     if unread then
-      local kind, priority, again = parse_lane(lane)
-      rescore(lane, kind, score(priority, again, ready_since(unread)))
+      local kind, priority, again = places().parse_lane(lane)
+      places().rescore(lane, kind, score(priority, again, places().ready_since(unread)))
     else
-      unready(lane)
+      places().unready(lane)
     end
   end
 else

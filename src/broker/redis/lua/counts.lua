@@ -48,7 +48,7 @@ for _, lane in ipairs(lanes) do
   if oldest ~= '' and lane[2] >= oldest then
     break
   end
-  local entry = first_unread(P .. 'lane:' .. lane[1], read_up_to[lane[1]] or '0-0')
+  local entry = places().first_unread(P .. 'lane:' .. lane[1], read_up_to[lane[1]] or '0-0')
   local token = entry and call('HGET', LIVE, entry[2][2])
   local since = token and cmsgpack.unpack(token)[7]
   if since and (oldest == '' or since < oldest) then

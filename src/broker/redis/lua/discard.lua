@@ -20,7 +20,7 @@ for i = 1, #entry[2], 2 do
   end
 end
 local asked = call('HGET', P .. 'discards', id)
-if tonumber(policy('discard_approvals')) > 1 then
+if tonumber(call('HGET', KEYS[1], 'discard_approvals')) > 1 then
   if not asked then
     call('DEL', P .. 'none') -- the first write, allowed when memory is full
     call('HSET', P .. 'discards', id, cmsgpack.pack({ person, reason, now }))

@@ -12,9 +12,9 @@
 if mode == 'Closed' then
   return { 'closed' }
 end
-local default, payload_bytes, lanes_max = tonumber(head[9]), tonumber(head[10]), tonumber(head[13])
-local by_content, required = head[11] == 'ContentHash', head[12] == 'Required'
-if recording and call('XLEN', P .. 'events') >= tonumber(head[14]) then
+local default, payload_bytes, lanes_max = head[8], head[9], head[12]
+local by_content, required = head[10] == 'ContentHash', head[11] == 'Required'
+if recording and call('XLEN', P .. 'events') >= head[13] then
   return { 'outbox' }
 end
 
@@ -29,7 +29,7 @@ for i = 1, n do
     return { 'invalid', i, 'priority', priority_min .. ' to ' .. priority_max }
   end
   if #ARGV[at + 3] > payload_bytes then
-    return { 'invalid', i, 'payload', head[10] }
+    return { 'invalid', i, 'payload', head[9] }
   end
   local option = special == '' and NOTHING or unpack_token(special)
   if by_content then
@@ -44,7 +44,7 @@ for i = 1, n do
   if option[1] ~= '' then
     local due = tonumber(sub(option[1], 2)) + (sub(option[1], 1, 1) == '+' and now or 0)
     if due > now + deadline then
-      return { 'invalid', i, 'due', head[7] }
+      return { 'invalid', i, 'due', head[6] }
     end
     dues[i] = due
   end
@@ -54,7 +54,7 @@ for i = 1, n do
     if call('SISMEMBER', P .. 'lanes', lane) == 0 then
       lanes_room = (lanes_room or lanes_max - first_lanes()) - 1
       if lanes_room < 0 then
-        return { 'invalid', i, 'lanes', head[13] }
+        return { 'invalid', i, 'lanes', head[12] }
       end
     end
   end

@@ -5,21 +5,21 @@
 -- RETURNS {promoted, filed, next due ms or ''}
 local limit = tonumber(ARGV[3])
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
-local filed = mode ~= 'Closed' and file_raw(limit) or 0
-local promoted = promote_due('delayed', limit) + promote_due('retrying', limit)
+local filed = mode ~= 'Closed' and intake().file_raw(limit) or 0
+local promoted = due().promote('delayed', limit) + due().promote('retrying', limit)
 announce(SURE)
 -- A ring may have died with the worker that it woke.
 rings.all = MAYBE
 for _, class in ipairs(call('HKEYS', P .. 'classes')) do
   rings[class] = MAYBE
 end
-local due = ''
+local first_due = ''
 for _, name in ipairs({ 'delayed', 'retrying' }) do
   local first = call('ZRANGE', P .. name, 0, 0, 'WITHSCORES')[2]
-  if first and (due == '' or tonumber(first) < tonumber(due)) then
-    due = first
+  if first and (first_due == '' or tonumber(first) < tonumber(first_due)) then
+    first_due = first
   end
 end
 flush_moves()
 ring()
-return { promoted, filed, due }
+return { promoted, filed, first_due }

@@ -4,14 +4,14 @@
 -- ARGV[5] the server's run id  ARGV[6] 'auto' for XAUTOCLAIM, 'pending' for XPENDING + XCLAIM
 -- RETURNS {'done' or 'held', next lane or '', next message id, {requeued ids}, {dead ids}}
 local BATCH, MOST_LANES = 50, 200
-if not string.find(policy('reclaim_on'), 'VisibilityTimeout', 1, true) then
+if not string.find(call('HGET', KEYS[1], 'reclaim_on'), 'VisibilityTimeout', 1, true) then
   return { 'done', '', '0', {}, {} }
 end
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
 if clock_is_new(ARGV[5]) then
   return { 'held', '', '0', {}, {} }
 end
-local idle = tonumber(policy('visibility'))
+local idle = tonumber(call('HGET', KEYS[1], 'visibility'))
 if injected then
   local time = call('TIME')
   idle = idle + (time[1] * 1000 + math.floor(time[2] / 1000) - now)
@@ -57,6 +57,11 @@ local function take_back(key, entries)
       local token = call('HGET', LIVE, id)
       local t = token and cmsgpack.unpack(token)
       if not t or t[1] ~= 'R' or t[8] ~= entry[1] then
+        if t and t[8] == entry[1] then
+          -- A stranger read a task that waits: it goes into its lane again.
+          t[8] = push(lane_of(t), t[9], t[10], id, entry[2][4], entry[2][6] or '')
+          call('HSET', LIVE, id, cmsgpack.pack(t))
+        end
         call('XACK', key, group, entry[1])
         call('XDEL', key, entry[1])
       elseif moves().lose(id, t, key, entry, 'visibility_timeout', true) == 'P' then

@@ -21,7 +21,7 @@ if not more then
     call('HSET', P .. 'places', place, worker)
   end
   if ARGV[6] ~= 'all' then
-    classes().add(ARGV[6], ARGV[7])
+    places().add_class(ARGV[6], ARGV[7])
   end
 end
 announce(SURE)

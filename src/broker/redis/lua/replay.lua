@@ -27,15 +27,15 @@ if t[2] ~= tonumber(ARGV[4]) then
 end
 if mode == 'Closed' then
   return { 'closed' }
-elseif recording and call('XLEN', P .. 'events') >= tonumber(head[14]) then
+elseif recording and call('XLEN', P .. 'events') >= head[13] then
   return { 'outbox' }
-elseif #ARGV[6] > tonumber(head[10]) then
-  return { 'payload', head[10] }
+elseif #ARGV[6] > head[9] then
+  return { 'payload', head[9] }
 elseif call('HEXISTS', LIVE, new_id) == 1 or call('HEXISTS', P .. 'done', new_id) == 1 then
   return { 'id', new_id }
 end
 local key = t[11]
-if ARGV[6] ~= '' and head[11] == 'ContentHash' then
+if ARGV[6] ~= '' and head[10] == 'ContentHash' then
   key = ARGV[7]
 end
 if key ~= '' then

@@ -20,7 +20,7 @@ if ARGV[7] == 'recover' then
 end
 local first = 10 + holds
 local n = tonumber(ARGV[first - 1])
-local result_bytes = tonumber(head[8])
+local result_bytes = head[7]
 
 -- What finishing a task needs of a running one's token:
 -- message, traits (type, priority, key, tenant, …), epoch, retries.

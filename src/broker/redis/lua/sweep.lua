@@ -48,7 +48,7 @@ local function check_lane(id, t)
     return
   end
   local indexes = { READY }
-  for _, class in ipairs(classes_of(t[9])) do
+  for _, class in ipairs(places().classes_of(t[9])) do
     indexes[#indexes + 1] = READY .. ':' .. class
   end
   for _, index in ipairs(indexes) do
@@ -89,7 +89,7 @@ end
 -- Workers that have been silent for too long.
 local lost = {}
 if not clock_is_new(ARGV[5]) then
-  local silent = now - tonumber(policy('worker_lost'))
+  local silent = now - tonumber(call('HGET', KEYS[1], 'worker_lost'))
   for _, worker in ipairs(call('ZRANGEBYSCORE', P .. 'heartbeats', '-inf', silent, 'LIMIT', 0, 5)) do
     local _, _, more = evict(worker, 'worker_lost', true, 50)
     if not more then

@@ -6,5 +6,5 @@ local function clock_is_new(run_id)
     known[2] = known[1] and now or 0
     call('HSET', P .. 'stats', 'run_id', run_id, 'run_since', known[2])
   end
-  return now < tonumber(known[2]) + tonumber(policy('heartbeat'))
+  return now < tonumber(known[2]) + tonumber(call('HGET', KEYS[1], 'heartbeat'))
 end

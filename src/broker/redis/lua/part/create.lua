@@ -1,35 +1,20 @@
 -- New tasks, collected and written together.
 
--- Fields 9 to 14 of a task, as they are packed.
-local function packed_traits(kind, priority, key, tenant, trace, limit)
-  return sub(pack({ kind, priority, key, tenant, trace, limit }), 2)
-end
-
--- The token of a new task.
-local function new_token(letter, message, traits)
-  return '\159\161' .. letter .. '\0\0\0\0' .. NOW .. NOW .. packed(message) .. traits .. '\160'
-end
-
 local new_live, new_idem, new_parked, new_delayed = {}, {}, {}, {}
 local live_n, plain_traits = 0, {}
-
--- Fields 9 to 14 of a task; those of tasks with nothing special are made once.
-local function traits_of(lane, kind, priority, key, tenant, trace, limit)
-  if key ~= '' or tenant ~= '' or trace ~= '' or limit ~= -1 then
-    return packed_traits(kind, priority, key, tenant, trace, limit)
-  end
-  local traits = plain_traits[lane]
-  if not traits then
-    traits = packed_traits(kind, priority, '', '', '', -1)
-    plain_traits[lane] = traits
-  end
-  return traits
-end
 
 -- Makes a task in its lane, or parked until it is due; returns its state's letter.
 local function create(id, kind, priority, due, key, tenant, trace, limit, payload, meta)
   local lane = first_lane(kind, priority)
-  local traits = traits_of(lane, kind, priority, key, tenant, trace, limit)
+  -- Fields 9 to 14 of the token; those of tasks with nothing special are made once.
+  local plain = key == '' and tenant == '' and trace == '' and limit == -1
+  local traits = plain and plain_traits[lane]
+  if not traits then
+    traits = sub(pack({ kind, priority, key, tenant, trace, limit }), 2)
+    if plain then
+      plain_traits[lane] = traits
+    end
+  end
   local letter, step, message = 'Q', 'Q-', ''
   if due > now then
     letter, step = 'S', 'S-'
@@ -40,7 +25,7 @@ local function create(id, kind, priority, due, key, tenant, trace, limit, payloa
   else
     message = push(lane, kind, priority, id, payload, meta)
   end
-  local token = new_token(letter, message, traits)
+  local token = '\159\161' .. letter .. '\0\0\0\0' .. NOW .. NOW .. packed(message) .. traits .. '\160'
   new_live[live_n + 1], new_live[live_n + 2] = id, token
   live_n = live_n + 2
   if key ~= '' then
@@ -60,7 +45,7 @@ local function flush_created()
     call('HSET', PARKED, unpack(new_parked))
     call('ZADD', P .. 'delayed', unpack(new_delayed))
     if call('ZRANGE', P .. 'delayed', 0, 0)[1] ~= first then
-      tell_leader()
+      redis.pcall('PUBLISH', 'windlass:due', P)
     end
   end
   call('HSET', LIVE, unpack(new_live))

@@ -1,4 +1,4 @@
--- Moves tasks whose time has come into their lanes.
+-- Module: moves tasks whose time has come into their lanes.
 local function promote_due(name, limit)
   local ids = call('ZRANGEBYSCORE', P .. name, '-inf', now, 'LIMIT', 0, limit)
   if #ids == 0 then
@@ -29,3 +29,5 @@ local function promote_due(name, limit)
   call('ZREM', P .. name, unpack(ids))
   return #ids
 end
+
+return { promote = promote_due }

@@ -5,7 +5,7 @@ local SIGNS = { pod_gone = 'PodGone', pod_force_deleted = 'PodGone', superseded 
 -- run again, those that died, and whether there may be more.
 local function evict(worker, reason, crash, limit)
   local requeued, dead = {}, {}
-  if SIGNS[reason] and not string.find(policy('reclaim_on'), SIGNS[reason], 1, true) then
+  if SIGNS[reason] and not string.find(call('HGET', KEYS[1], 'reclaim_on'), SIGNS[reason], 1, true) then
     return requeued, dead, false -- the visibility timeout brings them back
   end
   local lanes = call('SMEMBERS', P .. 'lanes')

@@ -52,11 +52,11 @@ local function fail(id, token, outcome, body, meta, special, entry)
     dead = true
   elseif outcome == 'f' then
     t[3] = t[3] + 1
-    dead = dead or t[3] > (t[14] >= 0 and t[14] or tonumber(policy('max_retries')))
+    dead = dead or t[3] > (t[14] >= 0 and t[14] or tonumber(call('HGET', KEYS[1], 'max_retries')))
     due = now + moves().wait_ms('retry', t[3], dice)
   else
     t[5] = t[5] + 1
-    if t[5] > tonumber(policy('max_releases')) then
+    if t[5] > tonumber(call('HGET', KEYS[1], 'max_releases')) then
       dead, code = true, 'too_many_releases'
       body = 'was released or rate limited ' .. t[5] .. ' times' .. (body ~= '' and ': ' .. body or '')
     elseif wait ~= '' then

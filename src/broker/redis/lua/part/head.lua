@@ -15,15 +15,16 @@ local call = redis.call
 local P = string.sub(KEYS[1], 1, -7)
 local ordinary = call('EXISTS', KEYS[1], KEYS[1] .. ':none', P .. 'delayed', P .. 'retrying', P .. 'classes',
   P .. 'aliases') == 1
-local head = call('HMGET', KEYS[1], 'version', 'mode', 'events', 'order', 'priority_min', 'priority_max', 'deadline',
-  'result_bytes', 'priority_default', 'payload_bytes', 'idempotency_source', 'idempotency_requirement', 'lanes',
-  'outbox_entries')
-local version, mode, recording = head[1], head[2], head[3] == 'On'
+-- What most scripts need of the policy stands packed in one field.
+local facts = call('HMGET', KEYS[1], 'version', 'hot')
+local version = facts[1]
 if not version then
   return redis.error_reply('NOQUEUE there is no policy')
 elseif version ~= '1' and math.abs(tonumber(version) - 1) > 1 then
   return redis.error_reply('WVERSION ' .. version)
 end
+local head = cmsgpack.unpack(facts[2])
+local mode, recording, order, priority_min, priority_max, deadline = head[1], head[2], head[3], head[4], head[5], head[6]
 local LIVE, PARKED = P .. 'live', P .. 'parked'
 local group = ARGV[2]
 local now = tonumber(ARGV[1])
@@ -33,13 +34,11 @@ if not injected then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local now_text = string.format('%.0f', now)
-local order, priority_min, priority_max = head[4], tonumber(head[5]), tonumber(head[6])
-local deadline = tonumber(head[7])
 
--- One field of the policy that only some paths need.
-local function policy(name)
-  return call('HGET', KEYS[1], name)
-end
+-- Functions are made anew with every call, and making them is most of what a
+-- small call costs. So there are few here; what is rarely needed is in modules,
+-- and PUBLISH (which tells the leader that something is due sooner than it may
+-- expect) is written out: a pcall, because a hint must not fail a script.
 
 -- Moves of this script, written to the outbox as one entry.
 local moves_made, moves_n = {}, 0
@@ -67,10 +66,4 @@ local function count(name, by)
   if by > 0 then
     call('HINCRBY', P .. 'stats', name, by)
   end
-end
-
--- Tells the leader that something is due sooner than it may expect. A hint: a
--- user without the right to publish must not fail for it.
-local function tell_leader()
-  redis.pcall('PUBLISH', 'windlass:due', P)
 end

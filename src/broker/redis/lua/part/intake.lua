@@ -55,9 +55,8 @@ local function file_all(entries)
 
   -- Dead on arrival: it has an id, a result and a dead letter like any other.
   local function refuse(id, kind, priority, payload, code, err)
-    local token = new_token('Q', '', packed_traits(kind, priority, '', '', '', -1))
-    local t = unpack_token(token)
-    emit('Q-', id, token)
+    local t = { 'Q', 0, 0, 0, 0, now, now, '', kind, priority, '', '', '', -1, '' }
+    emit('Q-', id, pack(t))
     moves().die(id, t, payload, '', 'permanent', code, err)
     count('created', 1)
   end
@@ -158,8 +157,8 @@ local function file_all(entries)
   end
 
   local rules = {
-    default = tonumber(head[9]), payload = tonumber(head[10]), source = head[11], requirement = head[12],
-    lanes = tonumber(head[13]),
+    default = head[8], payload = head[9], source = head[10], requirement = head[11],
+    lanes = head[12],
   }
   local messages = {}
   for i, entry in ipairs(entries) do
@@ -181,4 +180,22 @@ local function make_group()
   call('XGROUP', 'CREATE', KEYS[2], group, floor, 'MKSTREAM')
 end
 
-return { file_all = file_all, make_group = make_group }
+-- Files waiting raw entries into their lanes; returns how many.
+local function file_raw(limit)
+  local read = redis.pcall('XREADGROUP', 'GROUP', group, 'windlass', 'COUNT', limit, 'STREAMS', KEYS[2], '>')
+  if read and read.err then
+    if find(read.err, 'NOGROUP', 1, true) then
+      make_group()
+    end
+    read = call('XREADGROUP', 'GROUP', group, 'windlass', 'COUNT', limit, 'STREAMS', KEYS[2], '>')
+  end
+  if not read then
+    return 0
+  end
+  local entries = read[1][2]
+  call('HSET', P .. 'stats', 'task_floor', entries[#entries][1])
+  file_all(entries)
+  return #entries
+end
+
+return { file_all = file_all, file_raw = file_raw }

@@ -40,26 +40,6 @@ local function score(priority, again, since)
   return rank * 2 * RAN_BEFORE + (again and 0 or RAN_BEFORE) + since
 end
 
--- The classes, other than all, that can do a type.
-local NO_CLASSES = {}
-local function classes_of(kind)
-  if ordinary then
-    return NO_CLASSES
-  end
-  local classes = routes[kind]
-  if not classes then
-    classes = {}
-    local words = call('HGET', P .. 'routes', kind)
-    if words then
-      for class in string.gmatch(words, '%S+') do
-        classes[#classes + 1] = class
-      end
-    end
-    routes[kind] = classes
-  end
-  return classes
-end
-
 -- Appends a task to its lane and returns the message id. An entry holds the
 -- id, the payload and, where there is any, what the task carries along (meta).
 local lane_keys = {}
@@ -81,38 +61,4 @@ local function push(lane, kind, priority, id, payload, meta)
     return call('XADD', key, '*', 'task_id', id, 'payload', payload)
   end
   return call('XADD', key, '*', 'task_id', id, 'payload', payload, 'meta', meta)
-end
-
--- Puts every lane that was pushed to into the indexes. Those of classes hold
--- a lane exactly when `ready` does.
-local function announce(why)
-  for lane, traits in pairs(touched) do
-    local value = score(traits[2], sub(lane, -1) == '+', now)
-    if call('ZADD', READY, 'NX', value, lane) == 1 or repairing then
-      rings.all = why
-      for _, class in ipairs(classes_of(traits[1])) do
-        call('ZADD', READY .. ':' .. class, 'NX', value, lane)
-        rings[class] = why
-      end
-    end
-  end
-  touched = {}
-end
-
-local function index_of(class)
-  return class == 'all' and READY or READY .. ':' .. class
-end
-
--- Why a class is rung: it has work, or it may have, which is then looked at first.
-local SURE, MAYBE = 1, 2
-
--- Wakes one sleeper of each class that was marked.
-local function ring()
-  if mode == 'Running' then
-    for class, why in pairs(rings) do
-      if why == SURE or call('ZCARD', index_of(class)) > 0 then
-        call('XADD', P .. 'wake:' .. class, 'MAXLEN', '1', '*', 'r', '1')
-      end
-    end
-  end
 end

@@ -42,7 +42,7 @@ local function die(id, t, payload, meta, outcome, code, err)
   call('HSET', LIVE, id, token)
   emit('P' .. from, id, token, code, worker)
   count('dead', 1)
-  tell_leader()
+  redis.pcall('PUBLISH', 'windlass:due', P)
 end
 
 -- To retrying. The caller has counted why, and then takes the task out of where it was.
@@ -56,7 +56,7 @@ local function run_again(id, t, payload, meta, reason, due)
     call('HSET', PARKED, id, pack({ payload, meta }))
     call('ZADD', P .. 'retrying', due, id)
     if call('ZRANK', P .. 'retrying', id) == 0 then
-      tell_leader()
+      redis.pcall('PUBLISH', 'windlass:due', P)
     end
   end
   local token = pack(t)
@@ -71,13 +71,13 @@ local function take_from(id, t, entry, reason, crash)
   local payload, meta = fields[4], fields[6] or ''
   if reason == 'released' then
     t[5] = t[5] + 1
-    if t[5] > tonumber(policy('max_releases')) then
+    if t[5] > tonumber(call('HGET', KEYS[1], 'max_releases')) then
       die(id, t, payload, meta, reason, 'too_many_releases', 'was released or rate limited ' .. t[5] .. ' times')
       return 'P'
     end
   elseif crash then
     t[4] = t[4] + 1
-    if t[4] > tonumber(policy('max_crashes')) then
+    if t[4] > tonumber(call('HGET', KEYS[1], 'max_crashes')) then
       die(id, t, payload, meta, reason, 'worker_lost', 'lost its worker ' .. t[4] .. ' times, last by ' .. reason)
       return 'P'
     end
@@ -101,7 +101,7 @@ end
 -- Frees a finished task's key, as the scope says.
 local function release_key(id, letter, key, tenant)
   if key ~= '' then
-    local scope = policy('idempotency_scope')
+    local scope = call('HGET', KEYS[1], 'idempotency_scope')
     local field = idem_field(tenant, key)
     local keep = scope == 'Retained' or (scope == 'LiveAndSucceeded' and letter == 's')
     if not keep and call('HGET', P .. 'idem', field) == id then

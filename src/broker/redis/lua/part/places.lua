@@ -1,4 +1,20 @@
--- Where lanes stand among each other.
+-- Module: where lanes stand among each other.
+
+-- The classes, other than all, that can do a type.
+local function classes_of(kind)
+  local classes = routes[kind]
+  if not classes then
+    classes = {}
+    local words = call('HGET', P .. 'routes', kind)
+    if words then
+      for class in string.gmatch(words, '%S+') do
+        classes[#classes + 1] = class
+      end
+    end
+    routes[kind] = classes
+  end
+  return classes
+end
 
 local function parse_lane(lane)
   local kind, priority, again = string.match(lane, '^(.+):(%d+)(%+?)$')
@@ -7,7 +23,7 @@ end
 
 local function unready(lane)
   call('ZREM', READY, lane)
-  for _, class in ipairs(classes_of(ordinary or parse_lane(lane))) do
+  for _, class in ipairs(classes_of((parse_lane(lane)))) do
     call('ZREM', READY .. ':' .. class, lane)
   end
 end
@@ -29,3 +45,28 @@ local function ready_since(entry)
   local token = call('HGET', LIVE, entry[2][2])
   return token and cmsgpack.unpack(token)[7] or now
 end
+
+-- Makes a class of workers known: lanes that it can do are in its index from now on.
+local function add_class(class, types)
+  if call('HSETNX', P .. 'classes', class, types) == 0 then
+    return
+  end
+  local covered = {}
+  for kind in string.gmatch(types, '[^,]+') do
+    covered[kind] = true
+    local words = call('HGET', P .. 'routes', kind)
+    call('HSET', P .. 'routes', kind, words and words .. ' ' .. class or class)
+  end
+  routes, ordinary = {}, false
+  local lanes = call('ZRANGE', READY, 0, -1, 'WITHSCORES')
+  for i = 1, #lanes, 2 do
+    if covered[parse_lane(lanes[i])] then
+      call('ZADD', READY .. ':' .. class, lanes[i + 1], lanes[i])
+    end
+  end
+end
+
+return {
+  classes_of = classes_of, parse_lane = parse_lane, unready = unready, rescore = rescore, first_unread = first_unread,
+  ready_since = ready_since, add_class = add_class,
+}
