@@ -31,8 +31,8 @@ use crate::protocol::task::{NewTask, TaskView};
 /// assert_eq!(done.expect("it is final").state.as_str(), "cancelled");
 /// # Ok(())
 /// # }
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/doc.rs"));
-/// # with_queue("shop/emails", example).expect("the example runs");
+/// # mod doc { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/doc.rs")); }
+/// # doc::with_queue("shop/emails", example).expect("the example runs");
 /// ```
 #[derive(Clone)]
 pub struct Producer {
@@ -79,8 +79,8 @@ impl Producer {
     /// assert!(producer.enqueue_all(&tasks).await?.iter().all(|task| !task.created));
     /// # Ok(())
     /// # }
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/doc.rs"));
-    /// # with_queue("shop/bulk", example).expect("the example runs");
+    /// # mod doc { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/doc.rs")); }
+    /// # doc::with_queue("shop/bulk", example).expect("the example runs");
     /// ```
     pub async fn enqueue_all(&self, tasks: &[NewTask]) -> Result<Vec<Enqueued>> {
         let mut all = Vec::with_capacity(tasks.len());

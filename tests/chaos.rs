@@ -1,5 +1,7 @@
 //! Servers die, fail over, move slots and run out of memory under load.
 
+#![allow(clippy::print_stdout, reason = "what was seen is part of the result")]
+
 mod support;
 
 use std::sync::Arc;
@@ -107,7 +109,7 @@ async fn a_slot_that_moves_back_and_forth_under_load_loses_nothing_and_splits_no
     let options = RedisOptions::new(format!("redis+cluster://{}", hosts.join(",")));
     let keys = Keys::new(&fresh_queue());
     let broker = provisioned(&keys, &options, &hasty_policy()).await;
-    let slot = key_slot(&keys.policy());
+    let slot = key_slot(keys.policy());
     let mover = tokio::spawn({
         let cluster = cluster.clone();
         async move {

@@ -1,5 +1,7 @@
 //! Nothing is lost and nothing is done twice, whatever dies in between.
 
+#![allow(clippy::print_stdout, reason = "what was seen is part of the result")]
+
 mod support;
 
 use std::sync::Arc;

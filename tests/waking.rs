@@ -1,5 +1,7 @@
 //! Idle workers sleep without polling, and no ready task is left with a capable worker asleep.
 
+#![allow(clippy::print_stdout, reason = "what was seen is part of the result")]
+
 mod support;
 
 use std::collections::HashMap;

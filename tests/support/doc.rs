@@ -22,7 +22,7 @@ impl Drop for Server {
 }
 
 /// Starts a Redis, provisions the queue and runs the example with the Redis' URL.
-fn with_queue(queue: &str, example: impl AsyncFn(&str) -> anyhow::Result<()>) -> anyhow::Result<()> {
+pub fn with_queue(queue: &str, example: impl AsyncFn(&str) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let (server, url) = start()?;
