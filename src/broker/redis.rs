@@ -50,11 +50,9 @@ pub struct RedisBroker {
     options: RedisOptions,
     link: Link,
     clock: Clock,
-    /// The server's run id and version, asked for once a connection at most.
-    server: tokio::sync::Mutex<Option<ServerFacts>>,
 }
 
-#[derive(Clone)]
+/// What reclaiming needs to know of a server.
 struct ServerFacts {
     run_id: String,
     has_autoclaim: bool,
@@ -73,7 +71,7 @@ impl RedisBroker {
             keys.check_for_cluster().map_err(|error| BrokerError::Invalid(error.to_string()))?;
         }
         let link = Link::new(endpoint.clone(), keys.policy(), &options, options.response_timeout);
-        Ok(Self { keys, endpoint, options, link, clock, server: tokio::sync::Mutex::new(None) })
+        Ok(Self { keys, endpoint, options, link, clock })
     }
 
     /// The queue's keys.
@@ -148,12 +146,10 @@ impl RedisBroker {
         let version = info_field(&info, "redis_version").unwrap_or("0");
         let mut numbers = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
         let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        let facts = ServerFacts {
+        Ok(ServerFacts {
             run_id: info_field(&info, "run_id").unwrap_or_default().to_owned(),
             has_autoclaim: version >= (6, 2),
-        };
-        *self.server.lock().await = Some(facts.clone());
-        Ok(facts)
+        })
     }
 
     /// The arguments that every claim begins with.

@@ -132,11 +132,6 @@ impl Keys {
         self.own("live")
     }
 
-    /// Finished tasks: id to result message.
-    pub fn done(&self) -> String {
-        self.own("done")
-    }
-
     /// Tasks that wait for their time.
     pub fn delayed(&self) -> String {
         self.own("delayed")
@@ -145,11 +140,6 @@ impl Keys {
     /// Dead tasks whose dead letter is not recorded yet.
     pub fn dlq_pending(&self) -> String {
         self.own("dlq_pending")
-    }
-
-    /// Open dead letters: task id to message.
-    pub fn dead(&self) -> String {
-        self.own("dead")
     }
 
     /// Outbox to the event log.
