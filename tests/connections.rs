@@ -18,7 +18,8 @@ fn task() -> NewTask {
 async fn a_server_with_tls_is_reached_with_its_authority_and_refused_without() {
     let server = Server::builder(Flavor::Redis70).tls().start().await;
     let keys = Keys::new(&fresh_queue());
-    let trusting = RedisOptions { ca_pem: Some(server.ca_pem().as_bytes().to_vec()), ..RedisOptions::new(server.url()) };
+    let trusting =
+        RedisOptions { ca_pem: Some(server.ca_pem().as_bytes().to_vec()), ..RedisOptions::new(server.url()) };
     let broker = RedisBroker::new(keys.clone(), trusting).expect("usable options");
     broker.provision(&owner(), &Policy::default()).await.expect("the certificate is trusted");
     broker.enqueue(&[task()]).await.expect("accepted");

@@ -12,7 +12,7 @@ use super::delivery::{Body, Delivery, join_all};
 use super::load::{Load, Numbers};
 use crate::broker::redis::{RedisBroker, RedisOptions};
 use crate::broker::session::Session;
-use crate::broker::{Broker, ClaimedTask, Outcome, Owner, Settled, Settlement, Takeover, WorkerInfo};
+use crate::broker::{Broker, ClaimedTask, MAX_BATCH, Outcome, Owner, Settled, Settlement, Takeover, WorkerInfo};
 use crate::protocol::backoff::Dice;
 use crate::protocol::keys::Keys;
 use crate::protocol::names::{Capabilities, IdempotencyKey, TaskType, TenantId, TraceId, WorkerId};
@@ -228,14 +228,21 @@ pub(super) async fn drain_outbox(broker: &dyn Broker) -> Result<()> {
 pub(super) async fn throughput(port: u16, load: Load) -> Result<f64> {
     let queue = Queue::make(port, "bench/throughput").await?;
     let sending = queue.connect()?;
-    let sessions = queue.workers(load.in_flight, &Capabilities::any()).await?;
+    // Single tasks are sent one a call. Like the peers', their worker is one
+    // process with so many handlers; what ends while a call is under way is
+    // settled with the next one.
+    let (workers, at_once) =
+        if load.batch == 1 { (1, load.in_flight.min(MAX_BATCH)) } else { (load.in_flight, load.batch) };
+    let sessions = queue.workers(workers, &Capabilities::any()).await?;
     let delivery = Arc::new(Delivery::new(load.tasks));
     let numbers = Arc::new(Numbers::new(0, load));
     let mut parts = JoinSet::new();
     let start = Instant::now();
-    for session in sessions {
+    for _ in 0..load.in_flight {
         parts.spawn(produce(sending.clone(), numbers.clone(), Dress::Plain));
-        parts.spawn(work(session, load.batch, delivery.clone(), |_| {}));
+    }
+    for session in sessions {
+        parts.spawn(work(session, at_once, delivery.clone(), |_| {}));
     }
     parts.spawn(record(queue.connect()?, delivery.clone(), Some(load.tasks * EVENTS_A_TASK)));
     watch(&mut parts, &delivery, PATIENCE);
