@@ -107,7 +107,7 @@ impl Sequence<'_> {
             let ids = draw.some(twins.known.ids(), self.shape.looks);
             twins.compare(&ids, self.shape.looks).await?;
         }
-        twins.compare_rest().await?;
+        twins.compare_rest(7 * self.shape.bulk).await?;
         twins.sweep().await?;
         let all = twins.known.ids().to_vec();
         twins.compare(&all, usize::MAX).await

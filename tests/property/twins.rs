@@ -100,9 +100,9 @@ impl Twins {
         Ok(())
     }
 
-    /// Compares everything else: listings, recorded dead letters, the outbox, the policy.
-    pub(crate) async fn compare_rest(&self) -> Compared {
-        let (model, redis) = (listings(&self.model).await, listings(&self.redis).await);
+    /// Compares everything else: listings (so many tasks a page), recorded dead letters, the outbox, the policy.
+    pub(crate) async fn compare_rest(&self, page: usize) -> Compared {
+        let (model, redis) = (listings(&self.model, page).await, listings(&self.redis, page).await);
         for ((state, model), (_, redis)) in model.into_iter().zip(redis) {
             agree(format_args!("the list of {state} tasks"), model, redis).map(drop)?;
         }
@@ -132,17 +132,16 @@ impl Twins {
 }
 
 /// Every task, by its state. Live ones come in no order.
-async fn listings(broker: &dyn Broker) -> Vec<(State, Told<Vec<TaskView>>)> {
-    join_all(State::ALL.map(async |state| (state, listing(broker, state).await))).await
+async fn listings(broker: &dyn Broker, page: usize) -> Vec<(State, Told<Vec<TaskView>>)> {
+    join_all(State::ALL.map(async |state| (state, listing(broker, state, page).await))).await
 }
 
-async fn listing(broker: &dyn Broker, state: State) -> Told<Vec<TaskView>> {
-    const PAGE: usize = 7;
+async fn listing(broker: &dyn Broker, state: State, page: usize) -> Told<Vec<TaskView>> {
     let (mut views, mut cursor) = (Vec::new(), Some(ListCursor::default()));
     while let Some(from) = cursor {
-        let page = told(broker.list(state, from, PAGE).await)?;
-        views.extend(page.items.into_iter().map(alike_view));
-        cursor = page.next;
+        let found = told(broker.list(state, from, page).await)?;
+        views.extend(found.items.into_iter().map(alike_view));
+        cursor = found.next;
     }
     if !state.is_final() {
         views.sort_by(|one, other| one.id.cmp(&other.id));
