@@ -51,7 +51,10 @@ pub(super) fn classify(error: &RedisError, address: &str) -> Fault {
     };
     let says = |word: &&str| text.split(|c: char| !c.is_ascii_uppercase()).any(|part| part == *word);
     let no_script = says(&"NOSCRIPT");
-    let is_io = error.is_io_error() || error.is_connection_dropped() || error.kind() == ErrorKind::Io;
+    // A server that dies in the middle of a long answer leaves half of it, which does not parse.
+    let is_io = error.is_io_error()
+        || error.is_connection_dropped()
+        || matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse);
     let elsewhere = ELSEWHERE.iter().any(says);
     // Before a password is given, long commands are refused with this word alone;
     // inside a script a missing right has a sentence and no code.
@@ -81,4 +84,23 @@ pub(super) fn classify(error: &RedisError, address: &str) -> Fault {
         BrokerError::Unexpected { operation: "a Redis command", detail: text }
     };
     Fault { error, connection_is_useless: is_io || elsewhere || unauthenticated, no_script }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::ErrorClass;
+
+    /// Half of an answer says nothing about the queue, only that the connection is over.
+    #[test]
+    fn an_answer_that_breaks_off_is_a_lost_connection() {
+        let whole = b"*2\r\n$3\r\none\r\n:2\r\n";
+        assert!(redis::parse_redis_value(whole).is_ok());
+        for length in 0..whole.len() {
+            let error = redis::parse_redis_value(&whole[..length]).expect_err("it is not whole");
+            let fault = classify(&error, "127.0.0.1:6379");
+            assert_eq!(fault.error.class(), ErrorClass::Transient, "{length} bytes: {}", fault.error);
+            assert!(fault.connection_is_useless, "{length} bytes");
+        }
+    }
 }
