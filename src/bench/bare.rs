@@ -57,10 +57,9 @@ async fn work(shared: Shared, consumer: String, batch: usize, delivery: Arc<Deli
     let mut done: Vec<String> = Vec::new();
     loop {
         let mut pipeline = Pipeline::default();
-        if !done.is_empty() {
-            let ids = || done.iter().map(String::as_str);
-            pipeline.add(["XACK", STREAM, GROUP].into_iter().chain(ids()).collect::<Vec<_>>().iter());
-            pipeline.add(["XDEL", STREAM].into_iter().chain(ids()).collect::<Vec<_>>().iter());
+        for message in &done {
+            pipeline.add(["XACK", STREAM, GROUP, message].iter());
+            pipeline.add(["XDEL", STREAM, message].iter());
         }
         pipeline.add(["XREADGROUP", "GROUP", GROUP, &consumer, "COUNT", &count, "STREAMS", STREAM, ">"].iter());
         let replies = shared.call(pipeline).await?;

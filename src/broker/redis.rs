@@ -173,20 +173,20 @@ impl RedisBroker {
                 Hashes::Omit => String::new(),
                 Hashes::Send => sentences::content_hash(task)?.to_string(),
             };
-            let special = (
+            let traits = token::pack(&(
+                task.task_type.as_str(),
+                task.priority.map_or(-1, i16::from),
                 due.as_str(),
                 task.idempotency_key.as_ref().map_or("", |key| key.as_str()),
                 task.tenant_id.as_ref().map_or("", |tenant| tenant.as_str()),
                 task.trace_id.as_ref().map_or("", |trace| trace.as_str()),
                 task.max_retries.map_or(-1, i64::from),
                 hash.as_str(),
-            );
+            ));
             call.push(task.id.as_str())
-                .push(task.task_type.as_str())
-                .push(task.priority.map(|p| p.to_string()).unwrap_or_default())
                 .push(task.payload.as_str())
                 .push(token::encode_extras(&task.extras))
-                .push(if special == NOTHING_SPECIAL { Vec::new() } else { token::pack(&special) });
+                .push(traits);
         }
         let answer = match self.options.replicas {
             None => self.run(call).await?,
@@ -306,10 +306,6 @@ impl RedisBroker {
         Ok(Page { items, next: last.filter(|_| full).map(ListCursor) })
     }
 }
-
-/// What most tasks do not have, and is then left out: due time, idempotency
-/// key, tenant, trace, own retry limit, content hash.
-const NOTHING_SPECIAL: (&str, &str, &str, &str, i64, &str) = ("", "", "", "", -1, "");
 
 /// Whether content hashes go with an enqueue; only queues that ask get them.
 #[derive(Clone, Copy)]

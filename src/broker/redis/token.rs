@@ -13,20 +13,20 @@ use crate::protocol::task::{Extras, Payload};
 pub(super) struct Token {
     state: char,
     pub(super) epoch: u64,
+    pub(super) since_ms: u64,
+    /// The worker while it runs; else why it runs again or died.
+    pub(super) holder: String,
+    pub(super) message: String,
+    pub(super) created_ms: u64,
     pub(super) retries: u32,
     pub(super) crashes: u32,
     pub(super) releases: u32,
-    pub(super) created_ms: u64,
-    pub(super) since_ms: u64,
-    pub(super) message: String,
     kind: String,
     pub(super) priority: u8,
     key: String,
     tenant: String,
     trace: String,
     max_retries: i64,
-    /// The worker while it runs; else why it runs again or died.
-    pub(super) holder: String,
 }
 
 /// A name that may be absent, which is written as an empty one.

@@ -24,12 +24,12 @@ if from == 'P' then
   count('invalid_transitions', 1)
   return { 'invalid', from }
 end
-local lane = t[8] ~= '' and lane_of(t)
+local lane = t[5] ~= '' and lane_of(t)
 local key = lane and P .. 'lane:' .. lane
 local meta = ''
 if lane then
-  local entry = call('XRANGE', key, t[8], t[8])[1]
-  meta = entry and entry[2][6] or ''
+  local entry = call('XRANGE', key, t[5], t[5])[1]
+  meta = entry and entry[2][4] or ''
 else
   local body = call('HGET', PARKED, id)
   meta = body and cmsgpack.unpack(body)[2] or ''
@@ -38,8 +38,8 @@ moves().finish(id, t, token, 'c', 'cancelled', reason, 'cancelled', '', meta)
 call('HDEL', LIVE, id)
 call('DEL', P .. 'x:' .. id)
 if lane then
-  call('XACK', key, group, t[8])
-  call('XDEL', key, t[8])
+  call('XACK', key, group, t[5])
+  call('XDEL', key, t[5])
   if from ~= 'R' then
     -- The lane's place is that of its first task.
     local unread = places().first_unread(key, last_read(key))

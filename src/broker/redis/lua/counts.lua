@@ -49,8 +49,8 @@ for _, lane in ipairs(lanes) do
     break
   end
   local entry = places().first_unread(P .. 'lane:' .. lane[1], read_up_to[lane[1]] or '0-0')
-  local token = entry and call('HGET', LIVE, entry[2][2])
-  local since = token and cmsgpack.unpack(token)[7]
+  local token = entry and call('HGET', LIVE, entry[2][1])
+  local since = token and cmsgpack.unpack(token)[3]
   if since and (oldest == '' or since < oldest) then
     oldest = since
   end

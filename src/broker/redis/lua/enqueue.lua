@@ -1,8 +1,8 @@
 -- Takes new tasks: all of them, or none.
 --
--- ARGV[3] number of tasks, then for each 6 values:
---   id, type, priority or '', payload, meta, and '' or, packed,
---   {due ('', '+ms from now' or '@ms'), idempotency key, tenant, trace, own retry limit or -1, content hash or ''}
+-- ARGV[3] number of tasks, then for each 4 values: id, payload, meta, and packed
+--   {type, priority or -1, due ('', '+ms from now' or '@ms'), idempotency key, tenant, trace,
+--   own retry limit or -1, content hash or ''}, which tasks of the same kind have in common
 -- RETURNS {'ok', two letters a task, ids of tasks that were known} where the
 --   letters are + for made or = for known, and the state;
 --   or {'closed'}, {'outbox'}, {'hash'} (send content hashes),
@@ -18,57 +18,69 @@ if recording and call('XLEN', P .. 'events') >= head[13] then
   return { 'outbox' }
 end
 
-local NOTHING = { '', '', '', '', -1, '' }
-local n, ids, priorities, options, dues, lanes_checked = tonumber(ARGV[3]), {}, {}, {}, {}, {}
-local lanes_room
-for i = 1, n do
-  local at = i * 6 - 2
-  local kind, priority, special = ARGV[at + 1], ARGV[at + 2], ARGV[at + 5]
-  priority = priority == '' and default or tonumber(priority)
+-- The traits of tasks, by how they came; or nil, what is wrong, and a detail.
+local traits_seen, lanes_checked, lanes_room = {}, {}, nil
+local function read_traits(words)
+  local kind, priority, word, key, tenant, trace, limit, hash = unpack(unpack_token(words))
+  priority = priority == -1 and default or priority
   if priority < priority_min or priority > priority_max then
-    return { 'invalid', i, 'priority', priority_min .. ' to ' .. priority_max }
+    return nil, 'priority', priority_min .. ' to ' .. priority_max
   end
-  if #ARGV[at + 3] > payload_bytes then
-    return { 'invalid', i, 'payload', head[9] }
-  end
-  local option = special == '' and NOTHING or unpack_token(special)
   if by_content then
-    if option[6] == '' then
-      return { 'hash' }
+    if hash == '' then
+      return nil, 'hash', ''
     end
-    option[2] = option[6]
+    key = hash
   end
-  if required and option[2] == '' then
-    return { 'invalid', i, 'key', '' }
+  if required and key == '' then
+    return nil, 'key', ''
   end
-  if option[1] ~= '' then
-    local due = tonumber(sub(option[1], 2)) + (sub(option[1], 1, 1) == '+' and now or 0)
+  local due = now
+  if word ~= '' then
+    due = tonumber(sub(word, 2)) + (sub(word, 1, 1) == '+' and now or 0)
     if due > now + deadline then
-      return { 'invalid', i, 'due', head[6] }
+      return nil, 'due', head[6]
     end
-    dues[i] = due
   end
-  local lane = first_lane(kind, priority)
-  if not lanes_checked[lane] then
-    lanes_checked[lane] = true
-    if call('SISMEMBER', P .. 'lanes', lane) == 0 then
+  local found = traits(kind, priority, due, key, tenant, trace, limit)
+  if not lanes_checked[found.lane] then
+    lanes_checked[found.lane] = true
+    if call('SISMEMBER', P .. 'lanes', found.lane) == 0 then
       lanes_room = (lanes_room or lanes_max - first_lanes()) - 1
       if lanes_room < 0 then
-        return { 'invalid', i, 'lanes', head[12] }
+        return nil, 'lanes', head[12]
       end
     end
   end
-  ids[i], priorities[i], options[i] = ARGV[at], priority, option
+  traits_seen[words] = found
+  return found
+end
+
+local n, ids, kinds = tonumber(ARGV[3]), {}, {}
+for i = 1, n do
+  local at = i * 4
+  local found, what, detail = traits_seen[ARGV[at + 3]], nil, nil
+  if not found then
+    found, what, detail = read_traits(ARGV[at + 3])
+  end
+  if not what and #ARGV[at + 1] > payload_bytes then
+    what, detail = 'payload', head[9]
+  end
+  if what == 'hash' then
+    return { 'hash' }
+  elseif what then
+    return { 'invalid', i, what, detail }
+  end
+  ids[i], kinds[i] = ARGV[at], found
 end
 
 local live, done = call('HMGET', LIVE, unpack(ids)), call('HMGET', P .. 'done', unpack(ids))
 local letters, known, made = {}, {}, {}
 for i = 1, n do
-  local id, option = ids[i], options[i]
-  local key, tenant = option[2], option[3]
+  local id, t = ids[i], kinds[i]
   local first = (live[i] or done[i] or made[id]) and id
-  if not first and key ~= '' then
-    first = made[tenant .. '\0' .. key] or holder_of(tenant, key)
+  if not first and t.key ~= '' then
+    first = made[t.tenant .. '\0' .. t.key] or holder_of(t.tenant, t.key)
   end
   if first then
     local state = made[first]
@@ -79,13 +91,11 @@ for i = 1, n do
     letters[i] = '=' .. state
     known[#known + 1] = first
   else
-    local at = i * 6 - 2
-    local state = create(id, ARGV[at + 1], priorities[i], dues[i] or now, key, tenant, option[4], option[5],
-      ARGV[at + 3], ARGV[at + 4])
+    local state = create(id, ARGV[i * 4 + 1], ARGV[i * 4 + 2], t)
     letters[i] = state == 'Q' and '+Q' or '+S'
     made[id] = state
-    if key ~= '' then
-      made[tenant .. '\0' .. key] = id
+    if t.key ~= '' then
+      made[t.tenant .. '\0' .. t.key] = id
     end
   end
 end

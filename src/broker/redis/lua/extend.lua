@@ -18,10 +18,10 @@ end
 local tokens = n > 0 and call('HMGET', LIVE, unpack(ids)) or {}
 for i = 1, n do
   local t = tokens[i] == ARGV[4 + i * 2] and cmsgpack.unpack(tokens[i])
-  if t and t[15] == worker then
+  if t and t[4] == worker then
     local key = P .. 'lane:' .. lane_of(t)
     renew[key] = renew[key] or {}
-    table.insert(renew[key], t[8])
+    table.insert(renew[key], t[5])
     answers[i] = 'R'
   else
     local finished = not tokens[i] and call('HGET', P .. 'done', ids[i])

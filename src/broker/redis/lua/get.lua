@@ -15,10 +15,10 @@ end
 if token then
   local t = cmsgpack.unpack(token)
   local payload, meta, due = '', '', ''
-  if t[8] ~= '' then
-    local entry = call('XRANGE', P .. 'lane:' .. lane_of(t), t[8], t[8])[1]
+  if t[5] ~= '' then
+    local entry = call('XRANGE', P .. 'lane:' .. lane_of(t), t[5], t[5])[1]
     if entry then
-      payload, meta = entry[2][4], entry[2][6] or ''
+      payload, meta = entry[2][2], entry[2][4] or ''
     end
   else
     local body = call('HGET', PARKED, id)

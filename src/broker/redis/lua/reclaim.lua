@@ -53,13 +53,13 @@ local requeued, dead = {}, {}
 local function take_back(key, entries)
   for _, entry in ipairs(entries) do
     if entry and entry[2] then
-      local id = entry[2][2]
+      local id = entry[2][1]
       local token = call('HGET', LIVE, id)
       local t = token and cmsgpack.unpack(token)
-      if not t or t[1] ~= 'R' or t[8] ~= entry[1] then
-        if t and t[8] == entry[1] then
+      if not t or t[1] ~= 'R' or t[5] ~= entry[1] then
+        if t and t[5] == entry[1] then
           -- A stranger read a task that waits: it goes into its lane again.
-          t[8] = push(lane_of(t), t[9], t[10], id, entry[2][4], entry[2][6] or '')
+          t[5] = push(lane_of(t), t[10], t[11], id, entry[2][2], entry[2][4] or '')
           call('HSET', LIVE, id, cmsgpack.pack(t))
         end
         call('XACK', key, group, entry[1])

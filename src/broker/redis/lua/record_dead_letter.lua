@@ -25,8 +25,8 @@ local body = call('HGET', PARKED, id)
 body = body and cmsgpack.unpack(body) or { 'null', '' }
 local dlq_id = id .. '#' .. t[2]
 local err, code = x[1] or '', x[2] or ''
-local message = call('XADD', KEYS[4], '*', 'task_id', id, 'tool_name', t[9], 'payload', body[1], 'error', err,
-  'error_code', code, 'retry_count', t[3], 'failed_at', t[7], 'dlq_id', dlq_id, 'token', token, 'meta', body[2],
+local message = call('XADD', KEYS[4], '*', 'task_id', id, 'tool_name', t[10], 'payload', body[1], 'error', err,
+  'error_code', code, 'retry_count', t[7], 'failed_at', t[3], 'dlq_id', dlq_id, 'token', token, 'meta', body[2],
   'history', x[3] or cmsgpack.pack({}))
 call('HSET', P .. 'dead', id, message)
 emit('DP', id, token, dlq_id)

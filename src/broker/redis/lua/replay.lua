@@ -34,17 +34,18 @@ elseif #ARGV[6] > head[9] then
 elseif call('HEXISTS', LIVE, new_id) == 1 or call('HEXISTS', P .. 'done', new_id) == 1 then
   return { 'id', new_id }
 end
-local key = t[11]
+local key = t[12]
 if ARGV[6] ~= '' and head[10] == 'ContentHash' then
   key = ARGV[7]
 end
 if key ~= '' then
-  local holder = holder_of(t[12], key)
+  local holder = holder_of(t[13], key)
   if holder and holder ~= id then
     return { 'taken', holder }
   end
 end
-create(new_id, t[9], t[10], now, key, t[12], t[13], t[14], ARGV[6] ~= '' and ARGV[6] or f.payload, ARGV[8])
+create(new_id, ARGV[6] ~= '' and ARGV[6] or f.payload, ARGV[8],
+  traits(t[10], t[11], now, key, t[13], t[14], t[15]))
 flush_created()
 announce(SURE)
 call('HSET', P .. 'reviewed', id, cmsgpack.pack({ 'replayed', new_id, now, message }))

@@ -24,21 +24,25 @@ local result_bytes = head[7]
 
 -- What finishing a task needs of a running one's token:
 -- message, traits (type, priority, key, tenant, …), epoch, retries.
-local traits_seen = {}
+-- Traits that stand last in one token often stand last in the next as well.
+local last_words, last_traits = '', nil
 local function read_running(token, packed_worker)
-  local regular, epoch, retries = is_regular(token)
-  local length = byte(token, 26) - 160
-  if regular and length < 32 and find(token, packed_worker, -#packed_worker, true) then
-    local middle = sub(token, 27 + length, -#packed_worker - 1)
-    local traits = traits_seen[middle]
-    if not traits then
-      traits = unpack_token('\150' .. middle)
-      traits_seen[middle] = traits
+  local epoch, mark = byte(token, 4, 5)
+  if epoch < 128 and mark == 207 and find(token, packed_worker, 14, true) == 14 then
+    local at = 14 + #packed_worker
+    local length = byte(token, at) - 160
+    local created, retries, crashes, releases = byte(token, at + length + 1), byte(token, at + length + 10, at + length + 12)
+    if length < 32 and created == 207 and retries < 128 and crashes < 128 and releases < 128 then
+      local rest = at + length + 13
+      if not last_traits or #token ~= rest + #last_words - 1 or find(token, last_words, rest, true) ~= rest then
+        last_words = sub(token, rest)
+        last_traits = unpack_token('\150' .. last_words)
+      end
+      return sub(token, at + 1, at + length), last_traits, epoch, retries
     end
-    return sub(token, 27, 26 + length), traits, epoch, retries
   end
   local t = unpack_token(token)
-  return t[8], { t[9], t[10], t[11], t[12], t[13], t[14] }, t[2], t[3]
+  return t[5], { t[10], t[11], t[12], t[13], t[14], t[15] }, t[2], t[7]
 end
 
 local answers, acks, seen, entries, packed_worker = {}, {}, {}, {}, packed(ARGV[3])

@@ -18,43 +18,43 @@ local function check_lane(id, t)
   if call('SADD', P .. 'lanes', lane) == 1 then
     wrong(id, 'its lane ' .. lane .. ' was not in the list of lanes')
   end
-  local entry = call('XRANGE', key, t[8], t[8])[1]
+  local entry = call('XRANGE', key, t[5], t[5])[1]
   if not entry then
     wrong(id, 'its entry is gone from lane ' .. lane)
-    redis.pcall('XACK', key, group, t[8])
+    redis.pcall('XACK', key, group, t[5])
     moves().die(id, t, 'null', '', 'repaired', 'entry_missing', 'its entry was deleted from lane ' .. lane)
     return
   end
-  local pending = redis.pcall('XPENDING', key, group, t[8], t[8], 1)
+  local pending = redis.pcall('XPENDING', key, group, t[5], t[5], 1)
   if pending.err then
     -- The next claim makes the group again.
     pending = {}
   end
   local owner = pending[1] and pending[1][2]
   if t[1] == 'R' then
-    if owner ~= t[15] then
-      wrong(id, 'it runs on ' .. t[15] .. ' and is pending for ' .. (owner or 'nobody'))
+    if owner ~= t[4] then
+      wrong(id, 'it runs on ' .. t[4] .. ' and is pending for ' .. (owner or 'nobody'))
       moves().lose(id, t, key, entry, 'repaired', false)
     end
     return
   end
   read_up_to[key] = read_up_to[key] or last_read(key)
-  if not is_earlier(read_up_to[key], t[8]) then
+  if not is_earlier(read_up_to[key], t[5]) then
     wrong(id, 'it waits in lane ' .. lane .. ' behind where that was read')
-    call('XACK', key, group, t[8])
-    call('XDEL', key, t[8])
-    t[8] = push(lane, t[9], t[10], id, entry[2][4], entry[2][6] or '')
+    call('XACK', key, group, t[5])
+    call('XDEL', key, t[5])
+    t[5] = push(lane, t[10], t[11], id, entry[2][2], entry[2][4] or '')
     call('HSET', LIVE, id, cmsgpack.pack(t))
     return
   end
   local indexes = { READY }
-  for _, class in ipairs(places().classes_of(t[9])) do
+  for _, class in ipairs(places().classes_of(t[10])) do
     indexes[#indexes + 1] = READY .. ':' .. class
   end
   for _, index in ipairs(indexes) do
     if not call('ZSCORE', index, lane) then
       wrong(id, 'its lane ' .. lane .. ' was not among the ready ones')
-      touched[lane], repairing = { t[9], t[10] }, true
+      touched[lane], repairing = { t[10], t[11] }, true
       return
     end
   end
@@ -75,14 +75,14 @@ end
 
 for i = 1, #page[2], 2 do
   local id, t = page[2][i], cmsgpack.unpack(page[2][i + 1])
-  if t[8] ~= '' and t[1] ~= 'P' then
+  if t[5] ~= '' and t[1] ~= 'P' then
     check_lane(id, t)
   elseif t[1] == 'S' then
     check_parked(id, t, 'delayed', now)
   elseif t[1] == 'T' then
     check_parked(id, t, 'retrying', now)
   elseif t[1] == 'P' then
-    check_parked(id, t, 'dlq_pending', t[7])
+    check_parked(id, t, 'dlq_pending', t[3])
   end
 end
 

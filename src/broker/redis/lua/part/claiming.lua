@@ -31,7 +31,8 @@ local function claim_some(worker, class, types, limit, held)
   end
 
   local index = class == 'all' and READY or READY .. ':' .. class
-  local packed_worker, oldest, wanted, rounds, n = packed(worker), now - deadline, limit, 0, #out
+  local oldest, wanted, rounds, n = now - deadline, limit, 0, #out
+  local first_start = '\159\161R\1' .. NOW .. packed(worker)
   local more = limit <= 0 and MAYBE
   while limit > 0 do
     local lane = rounds < 128 and call('ZRANGE', index, 0, 0)[1]
@@ -54,42 +55,43 @@ local function claim_some(worker, class, types, limit, held)
     if #entries > 0 then
       local ids, sets, drop = {}, {}, {}
       for i = 1, #entries do
-        ids[i] = entries[i][2][2]
+        ids[i] = entries[i][2][1]
       end
       local tokens = call('HMGET', LIVE, unpack(ids))
       for i = 1, #entries do
         local id, message, fields, old = ids[i], entries[i][1], entries[i][2], tokens[i]
         local token, step, detail
-        if old and byte(old, 3) == 81 and is_regular(old) and byte(old, 26) == 160 + #message
-          and find(old, message, 27, true) == 27 and struct.unpack('>I8', old, 9) >= oldest then
-          -- Queued, and claimed for the first time. (find, plain and from there
-          -- on, compares without making a string.)
-          step = 'RQ'
-          token = '\159\161R' .. char(byte(old, 4) + 1) .. sub(old, 5, 16) .. NOW .. sub(old, 26, -2) .. packed_worker
+        local letter, epoch, mark = byte(old or '', 3, 5)
+        if letter == 81 and epoch == 0 and mark == 207 and byte(old, 14) == 160 and byte(old, 15) == 160 + #message
+          and find(old, message, 16, true) == 16 and byte(old, 16 + #message) == 207
+          and struct.unpack('>I8', old, 17 + #message) >= oldest then
+          -- Queued, and never claimed before. (find, plain and from there on,
+          -- compares without making a string.)
+          step, token = 'RQ', first_start .. sub(old, 15)
         else
           local t = old and unpack_token(old)
-          if not t or t[8] ~= message then
+          if not t or t[5] ~= message then
             drop[#drop + 1] = message
           elseif t[1] == 'R' then
             -- The group was made again under a worker that still holds the lease.
-            call('XCLAIM', key, group, t[15], 0, message, 'JUSTID')
+            call('XCLAIM', key, group, t[4], 0, message, 'JUSTID')
           elseif t[6] < oldest then
             drop[#drop + 1] = message
-            moves().die(id, t, fields[4], fields[6] or '', 'expired', 'deadline_exceeded',
+            moves().die(id, t, fields[2], fields[4] or '', 'expired', 'deadline_exceeded',
               'was not done within its deadline')
           else
             step = 'R' .. t[1]
             if t[1] == 'T' then
               detail = moves().reclaimed_detail(id, t)
             end
-            t[1], t[2], t[7], t[15] = 'R', t[2] + 1, now, worker
+            t[1], t[2], t[3], t[4] = 'R', t[2] + 1, now, worker
             token = pack(t)
           end
         end
         if token then
           sets[#sets + 1] = id
           sets[#sets + 1] = token
-          out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, fields[4], fields[6] or '', token
+          out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, fields[2], fields[4] or '', token
           n, limit = n + 4, limit - 1
           emit(step, id, token, detail)
           if injected then

@@ -1,38 +1,46 @@
 -- New tasks, collected and written together.
 
 local new_live, new_idem, new_parked, new_delayed = {}, {}, {}, {}
-local live_n, plain_traits = 0, {}
+local live_n = 0
+-- A new token is one of these, its message id (of so many bytes), and the tail of its traits.
+local queued_heads, QUEUED = {}, '\159\161Q\0' .. NOW .. '\160'
+
+-- What tasks may have in common, and so is worked out once.
+local function traits(kind, priority, due, key, tenant, trace, limit)
+  return {
+    kind = kind, priority = priority, lane = first_lane(kind, priority), due = due, key = key,
+    tenant = tenant, tail = NOW .. '\0\0\0' .. sub(pack({ kind, priority, key, tenant, trace, limit }), 2),
+  }
+end
 
 -- Makes a task in its lane, or parked until it is due; returns its state's letter.
-local function create(id, kind, priority, due, key, tenant, trace, limit, payload, meta)
-  local lane = first_lane(kind, priority)
-  -- Fields 9 to 14 of the token; those of tasks with nothing special are made once.
-  local plain = key == '' and tenant == '' and trace == '' and limit == -1
-  local traits = plain and plain_traits[lane]
-  if not traits then
-    traits = sub(pack({ kind, priority, key, tenant, trace, limit }), 2)
-    if plain then
-      plain_traits[lane] = traits
-    end
-  end
-  local letter, step, message = 'Q', 'Q-', ''
-  if due > now then
-    letter, step = 'S', 'S-'
+local function create(id, payload, meta, t)
+  local token, letter
+  if t.due > now then
+    letter = 'S'
+    token = '\159\161S\0' .. NOW .. '\160\160' .. t.tail
     new_parked[#new_parked + 1] = id
     new_parked[#new_parked + 1] = pack({ payload, meta })
-    new_delayed[#new_delayed + 1] = due
+    new_delayed[#new_delayed + 1] = t.due
     new_delayed[#new_delayed + 1] = id
+    emit('S-', id, token)
   else
-    message = push(lane, kind, priority, id, payload, meta)
+    letter = 'Q'
+    local message = push(t.lane, t.kind, t.priority, id, payload, meta)
+    local start = queued_heads[#message]
+    if not start then
+      start = QUEUED .. char(160 + #message)
+      queued_heads[#message] = start
+    end
+    token = start .. message .. t.tail
+    emit('Q-', id, token)
   end
-  local token = '\159\161' .. letter .. '\0\0\0\0' .. NOW .. NOW .. packed(message) .. traits .. '\160'
   new_live[live_n + 1], new_live[live_n + 2] = id, token
   live_n = live_n + 2
-  if key ~= '' then
-    new_idem[#new_idem + 1] = tenant .. '\0' .. key
+  if t.key ~= '' then
+    new_idem[#new_idem + 1] = t.tenant .. '\0' .. t.key
     new_idem[#new_idem + 1] = id
   end
-  emit(step, id, token)
   return letter
 end
 

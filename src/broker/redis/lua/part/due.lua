@@ -13,8 +13,8 @@ local function promote_due(name, limit)
       if from == 'S' then
         t[1] = 'Q'
       end
-      t[7] = now
-      t[8] = push(lane_of(t), t[9], t[10], id, body[1], body[2])
+      t[3] = now
+      t[5] = push(lane_of(t), t[10], t[11], id, body[1], body[2])
       local token = cmsgpack.pack(t)
       sets[#sets + 1], sets[#sets + 2] = id, token
       if from == 'S' then

@@ -19,10 +19,10 @@ local function evict(worker, reason, crash, limit)
           return requeued, dead, true
         end
         local entry = call('XRANGE', key, row[1], row[1])[1]
-        local id = entry and entry[2][2]
+        local id = entry and entry[2][1]
         local token = id and call('HGET', LIVE, id)
         local t = token and cmsgpack.unpack(token)
-        if t and t[1] == 'R' and t[8] == row[1] and t[15] == worker then
+        if t and t[1] == 'R' and t[5] == row[1] and t[4] == worker then
           if moves().lose(id, t, key, entry, reason, crash) == 'P' then
             dead[#dead + 1] = id
           else

@@ -8,8 +8,8 @@ local function judge(id, token, outcome)
   local mine, current = unpack_token(token), call('HGET', LIVE, id)
   if current then
     local t = unpack_token(current)
-    local same = t[2] == mine[2] and outcome ~= 's' and (t[15] == REASON[outcome] or
-      (t[1] == 'P' and t[15] == 'permanent'))
+    local same = t[2] == mine[2] and outcome ~= 's' and (t[4] == REASON[outcome] or
+      (t[1] == 'P' and t[4] == 'permanent'))
     return same and 'A' or 'L'
   end
   local finished = call('HGET', P .. 'done', id)
@@ -42,27 +42,27 @@ end
 local function fail(id, token, outcome, body, meta, special, entry)
   local t, option = unpack_token(token), unpack_token(special)
   local code, dice, wait = option[1], option[2], option[3]
-  local payload, dead, due = entry and entry[2][4], false, now
+  local payload, dead, due = entry and entry[2][2], false, now
   if not payload then
     payload, dead, code, body = 'null', true, 'entry_missing', 'its entry was deleted under it: ' .. body
   else
-    meta = entry[2][6] or ''
+    meta = entry[2][4] or ''
   end
   if outcome == 'p' then
     dead = true
   elseif outcome == 'f' then
-    t[3] = t[3] + 1
-    dead = dead or t[3] > (t[14] >= 0 and t[14] or tonumber(call('HGET', KEYS[1], 'max_retries')))
-    due = now + moves().wait_ms('retry', t[3], dice)
+    t[7] = t[7] + 1
+    dead = dead or t[7] > (t[15] >= 0 and t[15] or tonumber(call('HGET', KEYS[1], 'max_retries')))
+    due = now + moves().wait_ms('retry', t[7], dice)
   else
-    t[5] = t[5] + 1
-    if t[5] > tonumber(call('HGET', KEYS[1], 'max_releases')) then
+    t[9] = t[9] + 1
+    if t[9] > tonumber(call('HGET', KEYS[1], 'max_releases')) then
       dead, code = true, 'too_many_releases'
-      body = 'was released or rate limited ' .. t[5] .. ' times' .. (body ~= '' and ': ' .. body or '')
+      body = 'was released or rate limited ' .. t[9] .. ' times' .. (body ~= '' and ': ' .. body or '')
     elseif wait ~= '' then
       due = now + tonumber(wait)
     elseif outcome == 'l' then
-      due = now + moves().wait_ms('rate_limit', t[5], dice)
+      due = now + moves().wait_ms('rate_limit', t[9], dice)
     end
   end
   if not dead and due > t[6] + deadline then

@@ -55,7 +55,7 @@ local function file_all(entries)
 
   -- Dead on arrival: it has an id, a result and a dead letter like any other.
   local function refuse(id, kind, priority, payload, code, err)
-    local t = { 'Q', 0, 0, 0, 0, now, now, '', kind, priority, '', '', '', -1, '' }
+    local t = { 'Q', 0, now, '', '', now, 0, 0, 0, kind, priority, '', '', '', -1 }
     emit('Q-', id, pack(t))
     moves().die(id, t, payload, '', 'permanent', code, err)
     count('created', 1)
@@ -152,7 +152,7 @@ local function file_all(entries)
         return
       end
     end
-    create(id, kind, priority, now + delay, key, tenant, trace, max_retries, payload, '')
+    create(id, payload, '', traits(kind, priority, now + delay, key, tenant, trace, max_retries))
     flush_created()
   end
 

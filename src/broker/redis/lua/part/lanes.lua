@@ -30,7 +30,7 @@ local function lane_of(t)
   if t[1] == 'R' then
     claims = claims - 1
   end
-  local lane = first_lane(t[9], t[10])
+  local lane = first_lane(t[10], t[11])
   return claims > 0 and lane .. '+' or lane
 end
 
@@ -40,8 +40,9 @@ local function score(priority, again, since)
   return rank * 2 * RAN_BEFORE + (again and 0 or RAN_BEFORE) + since
 end
 
--- Appends a task to its lane and returns the message id. An entry holds the
--- id, the payload and, where there is any, what the task carries along (meta).
+-- Appends a task to its lane and returns the message id. An entry's first
+-- field is named by the task's id and holds the payload: every name less is a
+-- string less that Lua makes of it. What the task carries along follows as `meta`.
 local lane_keys = {}
 local function push(lane, kind, priority, id, payload, meta)
   local key = lane_keys[lane]
@@ -58,7 +59,7 @@ local function push(lane, kind, priority, id, payload, meta)
     end
   end
   if meta == '' then
-    return call('XADD', key, '*', 'task_id', id, 'payload', payload)
+    return call('XADD', key, '*', id, payload)
   end
-  return call('XADD', key, '*', 'task_id', id, 'payload', payload, 'meta', meta)
+  return call('XADD', key, '*', id, payload, 'meta', meta)
 end

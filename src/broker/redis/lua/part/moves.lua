@@ -18,7 +18,7 @@ end
 -- Remembers how an attempt ended; the last 20 are kept.
 local function remember(id, t, outcome, code, err)
   local x = P .. 'x:' .. id
-  local worker = t[1] == 'R' and t[15] or ''
+  local worker = t[1] == 'R' and t[4] or ''
   local kept = call('HGET', x, 'history')
   local history = kept and unpack_token(kept) or {}
   history[#history + 1] = { t[2], now, outcome, code, beginning(err, 256), worker }
@@ -33,9 +33,9 @@ end
 
 -- To dlq_pending. The caller then takes the task out of where it was.
 local function die(id, t, payload, meta, outcome, code, err)
-  local from, worker = t[1], t[1] == 'R' and t[15] or ''
+  local from, worker = t[1], t[1] == 'R' and t[4] or ''
   remember(id, t, outcome, code, err)
-  t[1], t[7], t[8], t[15] = 'P', now, '', outcome
+  t[1], t[3], t[5], t[4] = 'P', now, '', outcome
   local token = pack(t)
   call('HSET', PARKED, id, pack({ payload, meta }))
   call('ZADD', P .. 'dlq_pending', now, id)
@@ -47,12 +47,12 @@ end
 
 -- To retrying. The caller has counted why, and then takes the task out of where it was.
 local function run_again(id, t, payload, meta, reason, due)
-  local from, worker = t[1], t[1] == 'R' and t[15] or ''
-  t[1], t[7], t[15] = 'T', now, reason
+  local from, worker = t[1], t[1] == 'R' and t[4] or ''
+  t[1], t[3], t[4] = 'T', now, reason
   if due <= now then
-    t[8] = push(lane_of(t), t[9], t[10], id, payload, meta)
+    t[5] = push(lane_of(t), t[10], t[11], id, payload, meta)
   else
-    t[8] = ''
+    t[5] = ''
     call('HSET', PARKED, id, pack({ payload, meta }))
     call('ZADD', P .. 'retrying', due, id)
     if call('ZRANK', P .. 'retrying', id) == 0 then
@@ -66,19 +66,19 @@ end
 
 -- Takes a running task from its worker; `entry` is its message, still pending.
 local function take_from(id, t, entry, reason, crash)
-  local worker = t[15]
+  local worker = t[4]
   local fields = entry[2]
-  local payload, meta = fields[4], fields[6] or ''
+  local payload, meta = fields[2], fields[4] or ''
   if reason == 'released' then
-    t[5] = t[5] + 1
-    if t[5] > tonumber(call('HGET', KEYS[1], 'max_releases')) then
-      die(id, t, payload, meta, reason, 'too_many_releases', 'was released or rate limited ' .. t[5] .. ' times')
+    t[9] = t[9] + 1
+    if t[9] > tonumber(call('HGET', KEYS[1], 'max_releases')) then
+      die(id, t, payload, meta, reason, 'too_many_releases', 'was released or rate limited ' .. t[9] .. ' times')
       return 'P'
     end
   elseif crash then
-    t[4] = t[4] + 1
-    if t[4] > tonumber(call('HGET', KEYS[1], 'max_crashes')) then
-      die(id, t, payload, meta, reason, 'worker_lost', 'lost its worker ' .. t[4] .. ' times, last by ' .. reason)
+    t[8] = t[8] + 1
+    if t[8] > tonumber(call('HGET', KEYS[1], 'max_crashes')) then
+      die(id, t, payload, meta, reason, 'worker_lost', 'lost its worker ' .. t[8] .. ' times, last by ' .. reason)
       return 'P'
     end
   end
@@ -125,10 +125,10 @@ end
 
 -- Ends a task without success: exactly one result, and its key released.
 local function finish(id, t, token, letter, status, err, code, dlq_id, meta)
-  local message = call('XADD', KEYS[3], '*', 'task_id', id, 'tool_name', t[9], 'status', status, 'error', err,
-    'error_code', code, 'dlq_id', dlq_id, 'retry_count', t[3], 'finished_at', now_text, 'token', token, 'meta', meta)
+  local message = call('XADD', KEYS[3], '*', 'task_id', id, 'tool_name', t[10], 'status', status, 'error', err,
+    'error_code', code, 'dlq_id', dlq_id, 'retry_count', t[7], 'finished_at', now_text, 'token', token, 'meta', meta)
   call('HSET', P .. 'done', id, letter .. message)
-  release_key(id, letter, t[11], t[12])
+  release_key(id, letter, t[12], t[13])
   answer_aliases(id, message)
 end
 
@@ -158,7 +158,7 @@ end
 
 -- What `task.reclaimed` says besides who claimed it.
 local function reclaimed_detail(id, t)
-  local reason = t[15]
+  local reason = t[4]
   if reason == 'failure' or reason == 'released' or reason == 'rate_limited' then
     return nil
   end

@@ -13,13 +13,13 @@ local function hand_back(worker, held, out)
     if not pending.err then
       for _, row in ipairs(pending) do
         local entry = call('XRANGE', key, row[1], row[1])[1]
-        local id = entry and entry[2][2]
+        local id = entry and entry[2][1]
         if id then
           local token = call('HGET', LIVE, id)
           local t = token and unpack_token(token)
-          if t and t[1] == 'R' and t[8] == row[1] and t[15] == worker and t[2] ~= held[id] then
+          if t and t[1] == 'R' and t[5] == row[1] and t[4] == worker and t[2] ~= held[id] then
             local n = #out
-            out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, entry[2][4], entry[2][6] or '', token
+            out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, entry[2][2], entry[2][4] or '', token
             taken = taken + 1
           end
         end
