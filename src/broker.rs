@@ -45,7 +45,7 @@ pub enum ErrorClass {
 }
 
 /// Why an operation failed. Expected outcomes are values, not errors.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum BrokerError {
     /// The input breaks a rule; nothing was changed.
     #[error("{0}")]

@@ -9,6 +9,7 @@
 
 mod connection;
 mod error;
+mod gather;
 mod policy;
 mod reply;
 mod script;
@@ -23,6 +24,7 @@ use redis::Value;
 use self::connection::{Endpoint, Link};
 pub use self::connection::{ReclaimWith, RedisOptions, ReplicaAck};
 use self::error::Fault;
+use self::gather::Gather;
 use self::reply::{Malformed, bytes, fields, list, number, parts, task_id, task_ids, text, texts, timestamp};
 use self::script::{Call, SCRIPTS, Script};
 use self::sleeper::RedisSleeper;
@@ -50,6 +52,7 @@ pub struct RedisBroker {
     options: RedisOptions,
     link: Link,
     clock: Clock,
+    gather: Arc<Gather>,
 }
 
 /// What reclaiming needs to know of a server.
@@ -71,7 +74,7 @@ impl RedisBroker {
             keys.check_for_cluster().map_err(|error| BrokerError::Invalid(error.to_string()))?;
         }
         let link = Link::new(endpoint.clone(), keys.policy(), &options, options.response_timeout);
-        Ok(Self { keys, endpoint, options, link, clock })
+        Ok(Self { keys, endpoint, options, link, clock, gather: Arc::default() })
     }
 
     /// The queue's keys.
@@ -159,6 +162,15 @@ impl RedisBroker {
             .push(request.capabilities.joined())
             .push(request.limit)
             .push(if request.recover.is_some() { "recover" } else { "" });
+    }
+
+    /// One call for these tasks.
+    async fn enqueue_alone(&self, tasks: &[NewTask]) -> Result<Vec<Enqueued>> {
+        let mut answer = self.enqueue_with(tasks, Hashes::Omit).await?;
+        if matches!(answer.first(), Some(Value::BulkString(word)) if word == b"hash") {
+            answer = self.enqueue_with(tasks, Hashes::Send).await?;
+        }
+        self.enqueued(tasks, answer)
     }
 
     async fn enqueue_with(&self, tasks: &[NewTask], hashes: Hashes) -> Result<Vec<Value>> {
@@ -409,11 +421,7 @@ impl Broker for RedisBroker {
 
     async fn enqueue(&self, tasks: &[NewTask]) -> Result<Vec<Enqueued>> {
         sentences::check_new(tasks)?;
-        let mut answer = self.enqueue_with(tasks, Hashes::Omit).await?;
-        if matches!(answer.first(), Some(Value::BulkString(word)) if word == b"hash") {
-            answer = self.enqueue_with(tasks, Hashes::Send).await?;
-        }
-        self.enqueued(tasks, answer)
+        self.enqueue_together(tasks).await
     }
 
     async fn claim(&self, request: ClaimRequest<'_>) -> Result<Claimed> {
