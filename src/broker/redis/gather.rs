@@ -132,6 +132,8 @@ impl super::RedisBroker {
                 Ok(Told::SendAlone) | Err(_) => return self.enqueue_alone(tasks).await,
             },
         };
+        // Others that are about to ask come along: those that were answered just now often are.
+        tokio::task::yield_now().await;
         let company = self.gather.company(tasks);
         let answer = if company.is_empty() {
             self.enqueue_alone(tasks).await
