@@ -33,38 +33,34 @@ struct Costs {
     work: Vec<f64>,
 }
 
-impl Costs {
-    fn add(&mut self, more: Self) {
-        self.enqueue.extend(more.enqueue);
-        self.work.extend(more.work);
-    }
-}
-
 /// Steps that [`measure`] will report.
 pub(super) fn steps(_: &Bench) -> usize {
-    5
+    3
 }
 
 /// Measures.
 pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     let many = bench.settings.scale_tasks;
     bench.server.flush().await?;
-    let mut line = Line::make(bench, many).await?;
-    bench.progress("scale: a queue that is empty");
-    let mut empty = line.rounds(bench).await?;
+    let mut lines = [Line::make(bench, "bench/short", 0).await?, Line::make(bench, "bench/long", many).await?];
     bench.progress(&format!("scale: filling a queue with {} tasks", show(many as f64)));
     bench.server.reset_slow_log().await?;
-    line.fill(bench, many).await?;
-    bench.progress(&format!("scale: a queue with {} tasks", show(many as f64)));
-    let full = line.rounds(bench).await?;
+    lines[1].fill(bench, many).await?;
+    bench.progress(&format!("scale: a queue that is empty and one with {} tasks, in turn", show(many as f64)));
+    for round in 0..bench.settings.runs + WARM_UP {
+        // In turn, so that a slow minute of the machine hits both.
+        for line in &mut lines {
+            let (enqueue, work) = line.round(bench).await.context("a round of windlass failed")?;
+            if round >= WARM_UP {
+                line.costs.enqueue.push(enqueue);
+                line.costs.work.push(work);
+            }
+        }
+    }
     let slow = bench.server.slow_log().await?;
-    // Once more: a machine that has become slower meanwhile must not look like a cost of the long queue.
-    bench.progress("scale: a queue that is empty again");
-    bench.server.flush().await?;
-    empty.add(Line::make(bench, 0).await?.rounds(bench).await?);
     bench.progress(&format!("scale: empty claims with 1 and with {LANES} lanes"));
     let claims = empty_claims(bench).await?;
-    Ok(rows(many, &empty, &full, &slow, &claims))
+    Ok(rows(many, &lines[0].costs, &lines[1].costs, &slow, &claims))
 }
 
 fn rows(many: usize, empty: &Costs, full: &Costs, slow: &SlowLog, claims: &[Vec<f64>; 3]) -> Vec<Row> {
@@ -102,31 +98,20 @@ struct Line {
     load: Load,
     delivery: Arc<Delivery>,
     next: usize,
+    costs: Costs,
 }
 
 impl Line {
-    async fn make(bench: &Bench, many: usize) -> Result<Self> {
-        let queue = Queue::make(bench.server.port, "bench/scale").await?;
+    async fn make(bench: &Bench, name: &'static str, many: usize) -> Result<Self> {
+        let queue = Queue::make(bench.server.port, name).await?;
         let load = Load::new(bench.settings.tasks, MAX_BATCH, bench.settings.concurrency);
         let sessions = queue.workers(load.in_flight, &Capabilities::any()).await?;
-        let passed = 2 * (bench.settings.runs + WARM_UP) * load.tasks;
+        let passed = (bench.settings.runs + WARM_UP) * load.tasks;
         let delivery = Arc::new(Delivery::part(many + passed, passed));
-        Ok(Self { queue, sessions, load, delivery, next: 0 })
+        Ok(Self { queue, sessions, load, delivery, next: 0, costs: Costs::default() })
     }
 
-    /// Adds a round of tasks and does as many, several times.
-    async fn rounds(&mut self, bench: &mut Bench) -> Result<Costs> {
-        let mut costs = Costs::default();
-        for round in 0..bench.settings.runs + WARM_UP {
-            let (enqueue, work) = self.round(bench).await.context("a round of windlass failed")?;
-            if round >= WARM_UP {
-                costs.enqueue.push(enqueue);
-                costs.work.push(work);
-            }
-        }
-        Ok(costs)
-    }
-
+    /// Adds a round of tasks and does as many.
     async fn round(&mut self, bench: &mut Bench) -> Result<(f64, f64)> {
         let tasks = self.load.tasks as f64;
         let before = bench.server.usage().await?;
