@@ -20,11 +20,14 @@ end
 
 -- The traits of tasks, by how they came; or nil, what is wrong, and a detail.
 local traits_seen, lanes_checked, lanes_room = {}, {}, nil
-local function read_traits(words)
+local function read_traits(words, payload)
   local kind, priority, word, key, tenant, trace, limit, hash = unpack(unpack_token(words))
   priority = priority == -1 and default or priority
   if priority < priority_min or priority > priority_max then
     return nil, 'priority', priority_min .. ' to ' .. priority_max
+  end
+  if #payload > payload_bytes then
+    return nil, 'payload', head[9]
   end
   if by_content then
     if hash == '' then
@@ -61,9 +64,8 @@ for i = 1, n do
   local at = i * 4
   local found, what, detail = traits_seen[ARGV[at + 3]], nil, nil
   if not found then
-    found, what, detail = read_traits(ARGV[at + 3])
-  end
-  if not what and #ARGV[at + 1] > payload_bytes then
+    found, what, detail = read_traits(ARGV[at + 3], ARGV[at + 1])
+  elseif #ARGV[at + 1] > payload_bytes then
     what, detail = 'payload', head[9]
   end
   if what == 'hash' then
