@@ -344,8 +344,8 @@ pub struct Promoted {
     pub promoted: usize,
     /// Raw entries that became tasks.
     pub filed: usize,
-    /// When the next one is due.
-    pub next_due: Option<Timestamp>,
+    /// How long it is until the next one is due, by the broker's clock.
+    pub next_in: Option<Duration>,
 }
 
 /// Where a walk through all lanes goes on.
@@ -626,6 +626,39 @@ pub trait Sleeper: Send {
     /// Sleeps until rung, but no longer than `limit`. Always claim first:
     /// what was ready before is not rung again.
     async fn sleep(&mut self, mode: Mode, limit: Duration) -> Result<Wake>;
+}
+
+/// What a queue's leader should look at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Topic {
+    /// Something is due sooner than before.
+    Due,
+    /// A task has died.
+    Dead,
+    /// The outbox was empty, and is not any more.
+    Outbox,
+    /// A worker has registered.
+    Workers,
+}
+
+/// A hint to the leader of a queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// Which queue, by the prefix of its keys.
+    pub queue: String,
+    /// What to look at.
+    pub topic: Topic,
+}
+
+/// Hints that the queues of one server give to their leader. One may be lost;
+/// nothing but time depends on it.
+#[async_trait]
+pub trait Notices: Send {
+    /// Begins to listen. What was told before is lost: look at everything once.
+    async fn listen(&mut self) -> Result<()>;
+
+    /// Waits for the next one. After an error, [`Self::listen`] again.
+    async fn next(&mut self) -> Result<Notice>;
 }
 
 /// The operations on one queue. Each is one atomic step, and each can be

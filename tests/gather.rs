@@ -98,7 +98,8 @@ async fn callers_that_are_dropped_leave_nobody_waiting() {
             if fastrand::bool() {
                 caller.abort();
             } else {
-                let answer = tokio::time::timeout(Duration::from_secs(60), caller).await.expect("nobody is left waiting");
+                let answer =
+                    tokio::time::timeout(Duration::from_secs(60), caller).await.expect("nobody is left waiting");
                 answer.expect("it was not dropped").expect("taken");
                 kept += 1;
             }

@@ -255,13 +255,7 @@ async fn send_delayed(broker: Arc<dyn Broker>, numbers: Arc<Numbers>, tasks: usi
 async fn lead(broker: Arc<dyn Broker>, delivery: Arc<Delivery>) -> Result<()> {
     while !delivery.is_finished() {
         let promoted = broker.promote(PROMOTED_AT_ONCE).await?;
-        let until = promoted.next_due.map(|due| Duration::try_from(due.duration_since(Timestamp::now())));
-        let nap = match until {
-            Some(Ok(until)) => until.min(LONGEST_NAP),
-            // It is due already.
-            Some(Err(_)) => Duration::ZERO,
-            None => LONGEST_NAP,
-        };
+        let nap = promoted.next_in.unwrap_or(LONGEST_NAP).min(LONGEST_NAP);
         tokio::select! {
             () = delivery.finished() => {}
             () = tokio::time::sleep(nap) => {}

@@ -10,6 +10,7 @@
 mod connection;
 mod error;
 mod gather;
+mod notices;
 mod policy;
 mod reply;
 mod script;
@@ -17,6 +18,7 @@ mod sleeper;
 mod token;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use redis::Value;
@@ -25,18 +27,19 @@ use self::connection::{Endpoint, Link};
 pub use self::connection::{ReclaimWith, RedisOptions, ReplicaAck};
 use self::error::Fault;
 use self::gather::Gather;
+use self::notices::RedisNotices;
 use self::reply::{Malformed, bytes, fields, list, number, parts, task_id, task_ids, text, texts, timestamp};
 use self::script::{Call, SCRIPTS, Script};
 use self::sleeper::RedisSleeper;
 use super::clock::Clock;
 use super::{
     Broker, BrokerError, Cancelled, ClaimRequest, Claimed, ClaimedTask, DiscardRequest, Discarded, Enqueued, Extended,
-    Lease, ListCursor, MAX_BATCH, OutboxEntry, Outcome, Owner, Page, Promoted, QueueCounts, ReclaimCursor, Reclaimed,
-    Recorded, Registered, ReplayRequest, Replayed, Result, SettleReply, Settled, Settlement, Sleeper, SweepCursor,
-    Swept, Takeover, WorkerInfo, WorkerRecord, sentences,
+    Lease, ListCursor, MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, Promoted, QueueCounts, ReclaimCursor,
+    Reclaimed, Recorded, Registered, ReplayRequest, Replayed, Result, SettleReply, Settled, Settlement, Sleeper,
+    SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord, sentences,
 };
 use crate::protocol::DATA_MODEL_VERSION;
-use crate::protocol::keys::Keys;
+use crate::protocol::keys::{Keys, NOTICES_CHANNEL};
 use crate::protocol::names::{Capabilities, DeadLetterId, TaskId, WorkerId};
 use crate::protocol::policy::{Mode, Policy};
 use crate::protocol::state::{RetryReason, State};
@@ -45,12 +48,58 @@ use crate::protocol::task::{DeadLetter, Extras, NewTask, NotBefore, TaskView};
 /// How many live tasks one step of a sweep looks at.
 const SWEEP_PAGE: usize = 50;
 
+/// One Redis, and the connection to it that queues share.
+#[derive(Clone)]
+pub struct Redis {
+    endpoint: Arc<Endpoint>,
+    options: Arc<RedisOptions>,
+    /// None on a Cluster, where each queue has its own server.
+    shared: Option<Arc<Link>>,
+}
+
+impl Redis {
+    /// The Redis that the options name. Connects when it is first used.
+    pub fn new(options: RedisOptions) -> Result<Self> {
+        let endpoint = Arc::new(Endpoint::parse(&options)?);
+        let link = || Link::new(endpoint.clone(), String::new(), &options, options.response_timeout);
+        let shared = (!endpoint.is_cluster()).then(|| Arc::new(link()));
+        Ok(Self { endpoint, options: Arc::new(options), shared })
+    }
+
+    /// The queue with these keys.
+    pub fn queue(&self, keys: Keys) -> Result<RedisBroker> {
+        self.queue_with_clock(keys, Clock::Server)
+    }
+
+    fn queue_with_clock(&self, keys: Keys, clock: Clock) -> Result<RedisBroker> {
+        if self.endpoint.is_cluster() {
+            keys.check_for_cluster().map_err(|error| BrokerError::Invalid(error.to_string()))?;
+        }
+        let link = match &self.shared {
+            Some(shared) => shared.clone(),
+            None => Arc::new(self.link(keys.policy())),
+        };
+        let (endpoint, options) = (self.endpoint.clone(), self.options.clone());
+        Ok(RedisBroker { keys, endpoint, options, link, clock, gather: Arc::default() })
+    }
+
+    /// What the scripts of all queues on it tell their leader.
+    pub fn notices(&self) -> Box<dyn Notices> {
+        // Every node of a Cluster hears what is published on any of them.
+        Box::new(RedisNotices::new(self.link(NOTICES_CHANNEL.to_owned()), self.endpoint.shown.clone()))
+    }
+
+    fn link(&self, key: String) -> Link {
+        Link::new(self.endpoint.clone(), key, &self.options, self.options.response_timeout)
+    }
+}
+
 /// One queue on one Redis.
 pub struct RedisBroker {
     keys: Keys,
     endpoint: Arc<Endpoint>,
-    options: RedisOptions,
-    link: Link,
+    options: Arc<RedisOptions>,
+    link: Arc<Link>,
     clock: Clock,
     gather: Arc<Gather>,
 }
@@ -69,12 +118,7 @@ impl RedisBroker {
 
     /// The same with another clock, for tests.
     pub fn with_clock(keys: Keys, options: RedisOptions, clock: Clock) -> Result<Self> {
-        let endpoint = Arc::new(Endpoint::parse(&options)?);
-        if endpoint.is_cluster() {
-            keys.check_for_cluster().map_err(|error| BrokerError::Invalid(error.to_string()))?;
-        }
-        let link = Link::new(endpoint.clone(), keys.policy(), &options, options.response_timeout);
-        Ok(Self { keys, endpoint, options, link, clock, gather: Arc::default() })
+        Redis::new(options)?.queue_with_clock(keys, clock)
     }
 
     /// The queue's keys.
@@ -490,13 +534,12 @@ impl Broker for RedisBroker {
     async fn promote(&self, limit: usize) -> Result<Promoted> {
         let call = self.call(&SCRIPTS.promote).arg(limit.clamp(1, MAX_BATCH));
         let read = |value| -> std::result::Result<Promoted, Malformed> {
-            let [promoted, filed, due] = parts(value)?;
-            let due = text(due)?;
-            let next_due = match due.as_str() {
-                "" => None,
-                word => Some(timestamp(number(Value::SimpleString(word.to_owned()))?)),
+            let [promoted, filed, wait] = parts(value)?;
+            let next_in = match wait {
+                Value::Nil => None,
+                wait => Some(Duration::from_millis(number(wait)?)),
             };
-            Ok(Promoted { promoted: number(promoted)? as usize, filed: number(filed)? as usize, next_due })
+            Ok(Promoted { promoted: number(promoted)? as usize, filed: number(filed)? as usize, next_in })
         };
         read(self.run(call).await?).map_err(|m| m.during("promote"))
     }

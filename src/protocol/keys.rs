@@ -180,8 +180,9 @@ impl Keys {
 /// The consumer group through which idle workers are woken, one a ring.
 pub const BELL_GROUP: &str = "bell";
 
-/// Where scripts publish a queue's prefix when its next due time moves forward.
-pub const DUE_CHANNEL: &str = "windlass:due";
+/// Where scripts publish what a queue's leader should look at: the queue's
+/// prefix and a word.
+pub const NOTICES_CHANNEL: &str = "windlass:notices";
 
 /// The part of a key that a Redis Cluster hashes, where braces mark one.
 fn hash_tag(key: &str) -> Option<&str> {

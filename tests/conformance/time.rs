@@ -35,10 +35,10 @@ async fn a_promotion_moves_what_is_due_and_says_what_comes_next(fx: &Fixture) {
     let (soon, later) = (add_after(fx, SECOND).await, add_after(fx, 10 * SECOND).await);
     fx.advance(SECOND - MS);
     let nothing = fx.promote(100).await;
-    assert_eq!((nothing.promoted, nothing.next_due), (0, Some(fx.in_ms(1))));
+    assert_eq!((nothing.promoted, nothing.next_in), (0, Some(MS)));
     fx.advance(MS);
     let one = fx.promote(100).await;
-    assert_eq!((one.promoted, one.next_due), (1, Some(fx.in_ms(9000))));
+    assert_eq!((one.promoted, one.next_in), (1, Some(9 * SECOND)));
     assert_eq!((fx.state(&soon).await, fx.state(&later).await), (Queued, Scheduled));
     let counts = fx.counts().await;
     assert_eq!((counts.backlog, counts.delayed), (1, 1), "each is in one place");
@@ -106,7 +106,7 @@ async fn a_retry_waits_for_its_delay_and_a_claim_promotes_it(fx: &Fixture) {
     assert_eq!((view.state, view.due_at), (Retrying, Some(fx.in_ms(1000))));
     fx.advance(SECOND - MS);
     assert!(fx.claim(1).await.is_empty());
-    assert_eq!(fx.promote(1).await.next_due, Some(fx.in_ms(1)));
+    assert_eq!(fx.promote(1).await.next_in, Some(MS));
     fx.advance(MS);
     assert_eq!(fx.claim_one().await.lease.task, id);
 }

@@ -1,8 +1,9 @@
 //! Moves what no worker moves, and keeps the registry of workers.
 
+use std::time::Duration;
+
 use super::lane::Message;
 use super::moves::Loss;
-use super::record::time;
 use super::state::{ALL, Step, Worker};
 use crate::broker::{Promoted, ReclaimCursor, Reclaimed, Registered, Swept, WorkerInfo};
 use crate::protocol::names::{Capabilities, TaskId, WorkerId};
@@ -38,9 +39,10 @@ impl Step<'_> {
         for class in self.queue.classes.keys().cloned().collect::<Vec<_>>() {
             self.ring_if_ready(&class);
         }
-        let next_due = [self.queue.delayed.first_time(), self.queue.retrying.first_time()].into_iter().flatten().min();
+        let first = [self.queue.delayed.first_time(), self.queue.retrying.first_time()].into_iter().flatten().min();
+        let next_in = first.map(|due| Duration::from_millis(due.saturating_sub(self.now)));
         self.end();
-        Promoted { promoted, filed, next_due: next_due.map(time) }
+        Promoted { promoted, filed, next_in }
     }
 
     pub(super) fn promote_delayed(&mut self, limit: usize) -> usize {
@@ -233,7 +235,6 @@ mod tests {
     use crate::protocol::policy::{Policy, ReclaimCause};
     use crate::protocol::state::{RetryReason, State};
     use crate::protocol::task::{NewTask, NotBefore};
-    use std::time::Duration;
 
     const VISIBILITY_MS: u64 = 300_000;
 
@@ -244,7 +245,7 @@ mod tests {
         rig.try_enqueue(&[due("b", 5), due("a", 5), due("c", 4), due("d", 9)]).await.expect("taken");
         rig.advance(6);
         let promoted = rig.model.promote(2).await.expect("promoted");
-        assert_eq!((promoted.promoted, promoted.next_due), (2, Some(super::time(START_MS + 5))));
+        assert_eq!((promoted.promoted, promoted.next_in), (2, Some(Duration::ZERO)));
         rig.model.promote(100).await.expect("promoted");
         assert_eq!(ids(&rig.claim("w", 9).await), ["c", "a", "b"]);
         assert_eq!(rig.moves().await[1], ["c scheduled queued - -", "a scheduled queued - -"]);

@@ -7,7 +7,7 @@
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
+use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
 use tokio::time::Instant;
 
@@ -75,6 +75,9 @@ pub(super) struct Endpoint {
     pub(super) shown: String,
 }
 
+/// A server that was found, and a connection to it.
+type Reached = (ConnectionInfo, MultiplexedConnection);
+
 enum Kind {
     Standalone,
     Sentinel { master: String },
@@ -122,6 +125,17 @@ impl Endpoint {
 
     /// Connects to the server that has `key`.
     async fn open(&self, key: &str, config: &AsyncConnectionConfig) -> redis::RedisResult<MultiplexedConnection> {
+        Ok(self.reach(key, config).await?.1)
+    }
+
+    /// Opens a connection that listens, to the server that has `key`.
+    pub(super) async fn listen(&self, key: &str, config: &AsyncConnectionConfig) -> redis::RedisResult<PubSub> {
+        let (info, _) = self.reach(key, config).await?;
+        self.client(info)?.get_async_pubsub().await
+    }
+
+    /// Where the server is that has `key`, and a connection to it.
+    async fn reach(&self, key: &str, config: &AsyncConnectionConfig) -> redis::RedisResult<Reached> {
         if let Kind::Standalone = self.kind {
             return self.connect(self.seeds[0].clone(), config).await;
         }
@@ -135,19 +149,19 @@ impl Endpoint {
         Err(last.expect("invariant: there is at least one seed"))
     }
 
-    async fn connect(
-        &self,
-        info: ConnectionInfo,
-        config: &AsyncConnectionConfig,
-    ) -> redis::RedisResult<MultiplexedConnection> {
-        let client = match &self.ca_pem {
+    fn client(&self, info: ConnectionInfo) -> redis::RedisResult<Client> {
+        match &self.ca_pem {
             Some(pem) => {
                 let certificates = redis::TlsCertificates { client_tls: None, root_cert: Some(pem.clone()) };
-                Client::build_with_tls(info, certificates)?
+                Client::build_with_tls(info, certificates)
             }
-            None => Client::open(info)?,
-        };
-        client.get_multiplexed_async_connection_with_config(config).await
+            None => Client::open(info),
+        }
+    }
+
+    async fn connect(&self, info: ConnectionInfo, config: &AsyncConnectionConfig) -> redis::RedisResult<Reached> {
+        let client = self.client(info.clone())?;
+        Ok((info, client.get_multiplexed_async_connection_with_config(config).await?))
     }
 
     /// Asks one seed where to go, and goes there.
@@ -156,15 +170,16 @@ impl Endpoint {
         seed: &ConnectionInfo,
         key: &str,
         config: &AsyncConnectionConfig,
-    ) -> redis::RedisResult<MultiplexedConnection> {
-        let asked = self.connect(seed.clone(), config).await?;
+    ) -> redis::RedisResult<Reached> {
+        let (_, asked) = self.connect(seed.clone(), config).await?;
         let (host, port) = match &self.kind {
             Kind::Sentinel { master } => self.ask_sentinel(asked, master).await?,
             Kind::Standalone | Kind::Cluster => self.ask_node(asked, key).await?,
         };
         let host = if host.is_empty() { host_of(seed) } else { host };
-        let mut server = self.connect(seed.clone().set_addr(moved_to(seed, host, port)), config).await?;
-        self.check_role(&mut server).await.map(|()| server)
+        let (info, mut server) = self.connect(seed.clone().set_addr(moved_to(seed, host, port)), config).await?;
+        self.check_role(&mut server).await?;
+        Ok((info, server))
     }
 
     async fn ask_sentinel(
@@ -335,31 +350,38 @@ impl Link {
         }
         tokio::time::sleep_until(pace.not_before).await;
         let opened = tokio::time::timeout(self.connect_timeout, self.endpoint.open(&self.key, &self.config)).await;
-        let error = match opened {
-            Ok(Ok(connection)) => {
+        match self.opened(opened) {
+            Ok(connection) => {
                 pace.number += 1;
                 pace.failures = 0;
                 let current = Current { number: pace.number, connection };
                 *self.current.write().expect("invariant: no panic while held") = Some(current.clone());
-                return Ok(current);
+                Ok(current)
             }
-            Ok(Err(error)) => classify(&error, &self.endpoint.shown),
-            Err(_) => Fault {
-                error: BrokerError::Unreachable {
-                    address: self.endpoint.shown.clone(),
-                    reason: format!("no connection within {:?}", self.connect_timeout),
-                },
-                connection_is_useless: true,
-                no_script: false,
-            },
-        };
-        pace.failed();
-        Err(error)
+            Err(fault) => {
+                pace.failed();
+                Err(fault)
+            }
+        }
+    }
+
+    /// Opens a connection that listens.
+    pub(super) async fn listen(&self) -> std::result::Result<PubSub, Fault> {
+        let opened = tokio::time::timeout(self.connect_timeout, self.endpoint.listen(&self.key, &self.config)).await;
+        self.opened(opened)
     }
 
     /// Opens a connection for one caller alone.
     pub(super) async fn open_own(&self) -> std::result::Result<MultiplexedConnection, Fault> {
         let opened = tokio::time::timeout(self.connect_timeout, self.endpoint.open(&self.key, &self.config)).await;
+        self.opened(opened)
+    }
+
+    /// What came of opening a connection in time.
+    fn opened<T>(
+        &self,
+        opened: std::result::Result<redis::RedisResult<T>, tokio::time::error::Elapsed>,
+    ) -> std::result::Result<T, Fault> {
         match opened {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) => Err(classify(&error, &self.endpoint.shown)),

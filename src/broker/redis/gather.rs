@@ -135,11 +135,8 @@ impl super::RedisBroker {
         // Others that are about to ask come along: those that were answered just now often are.
         tokio::task::yield_now().await;
         let company = self.gather.company(tasks);
-        let answer = if company.is_empty() {
-            self.enqueue_alone(tasks).await
-        } else {
-            self.enqueue_for(tasks, company).await
-        };
+        let answer =
+            if company.is_empty() { self.enqueue_alone(tasks).await } else { self.enqueue_for(tasks, company).await };
         drop(turn);
         answer
     }

@@ -2,7 +2,7 @@
 -- work waits: a worker may have died between bell and claim.
 --
 -- ARGV[3] most tasks of each kind
--- RETURNS {promoted, filed, next due ms or ''}
+-- RETURNS {promoted, filed, ms until the next is due, or nil}
 local limit = tonumber(ARGV[3])
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
 local filed = mode ~= 'Closed' and intake().file_raw(limit) or 0
@@ -13,13 +13,13 @@ rings.all = MAYBE
 for _, class in ipairs(call('HKEYS', P .. 'classes')) do
   rings[class] = MAYBE
 end
-local first_due = ''
+local first_due
 for _, name in ipairs({ 'delayed', 'retrying' }) do
   local first = call('ZRANGE', P .. name, 0, 0, 'WITHSCORES')[2]
-  if first and (first_due == '' or tonumber(first) < tonumber(first_due)) then
-    first_due = first
+  if first and (not first_due or tonumber(first) < first_due) then
+    first_due = tonumber(first)
   end
 end
 flush_moves()
 ring()
-return { promoted, filed, first_due }
+return { promoted, filed, first_due and math.max(0, first_due - now) }

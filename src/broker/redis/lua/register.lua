@@ -17,6 +17,7 @@ end
 if not more then
   call('HSET', P .. 'workers', worker, cmsgpack.pack({ place, now, ARGV[5] }))
   call('ZADD', P .. 'heartbeats', now, worker)
+  redis.pcall('PUBLISH', 'windlass:notices', P .. 'workers')
   if place ~= '' then
     call('HSET', P .. 'places', place, worker)
   end

@@ -53,7 +53,7 @@ local function flush_created()
     call('HSET', PARKED, unpack(new_parked))
     call('ZADD', P .. 'delayed', unpack(new_delayed))
     if call('ZRANGE', P .. 'delayed', 0, 0)[1] ~= first then
-      redis.pcall('PUBLISH', 'windlass:due', P)
+      redis.pcall('PUBLISH', 'windlass:notices', P .. 'due')
     end
   end
   call('HSET', LIVE, unpack(new_live))

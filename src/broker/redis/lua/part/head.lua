@@ -37,7 +37,7 @@ local now_text = string.format('%.0f', now)
 
 -- Functions are made anew with every call, and making them is most of what a
 -- small call costs. So there are few here; what is rarely needed is in modules,
--- and PUBLISH (which tells the leader that something is due sooner than it may
+-- and PUBLISH (which tells the leader that something is to do sooner than it may
 -- expect) is written out: a pcall, because a hint must not fail a script.
 
 -- Moves of this script, written to the outbox as one entry.
@@ -58,6 +58,9 @@ end
 local function flush_moves()
   if moves_n > 0 then
     call('XADD', P .. 'events', '*', 'at', now_text, 'moves', cmsgpack.pack(moves_made))
+    if call('XLEN', P .. 'events') == 1 then
+      redis.pcall('PUBLISH', 'windlass:notices', P .. 'outbox')
+    end
     moves_made, moves_n = {}, 0
   end
 end

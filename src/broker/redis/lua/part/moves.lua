@@ -42,7 +42,7 @@ local function die(id, t, payload, meta, outcome, code, err)
   call('HSET', LIVE, id, token)
   emit('P' .. from, id, token, code, worker)
   count('dead', 1)
-  redis.pcall('PUBLISH', 'windlass:due', P)
+  redis.pcall('PUBLISH', 'windlass:notices', P .. 'dead')
 end
 
 -- To retrying. The caller has counted why, and then takes the task out of where it was.
@@ -56,7 +56,7 @@ local function run_again(id, t, payload, meta, reason, due)
     call('HSET', PARKED, id, pack({ payload, meta }))
     call('ZADD', P .. 'retrying', due, id)
     if call('ZRANK', P .. 'retrying', id) == 0 then
-      redis.pcall('PUBLISH', 'windlass:due', P)
+      redis.pcall('PUBLISH', 'windlass:notices', P .. 'due')
     end
   end
   local token = pack(t)
