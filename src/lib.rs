@@ -7,6 +7,7 @@
 pub mod bench;
 pub mod broker;
 pub mod cli;
+pub mod event_log;
 mod producer;
 pub mod protocol;
 

@@ -10,6 +10,7 @@
 //! attempts as [`backoff::Backoff`] computes, under the keys of [`keys::Keys`].
 
 pub mod backoff;
+pub mod fingerprint;
 pub mod keys;
 pub mod names;
 pub mod policy;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Gets the servers the tests run against, without touching the tree:
 #
-#   tests/servers/install.sh            Redis 7.0, Redis 6.2, Valkey 9.1, openssl
+#   tests/servers/install.sh            Redis 7.0, Redis 6.2, Valkey 9.1, PostgreSQL, openssl
 #   tests/servers/install.sh --peers    the same, and BullMQ and asynq for the benchmark
 #
 # Everything lands under $WINDLASS_CACHE (default: ~/.cache/windlass). What is
@@ -114,6 +114,20 @@ if ! is "$redis70/redis-server" 7.0. || ! is "$redis70/redis-cli" 7.0.; then
   want "$tmp/redis-7.0/redis-server" 7.0.
   want "$tmp/redis-7.0/redis-cli" 7.0.
   place "$tmp/redis-7.0" "$redis70"
+fi
+
+# PostgreSQL, from Debian, in whatever version that has. Installing the package would make a database
+# of its own and start it on port 5432, unless we say otherwise; the tests make their own.
+if ! compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null \
+    && ! (command -v postgres && command -v initdb && command -v psql) >/dev/null; then
+  command -v pg_createcluster >/dev/null || apt_install postgresql-common
+  root=()
+  [[ $EUID -eq 0 ]] || root=(sudo)
+  settings=/etc/postgresql-common/createcluster.d/windlass-tests.conf
+  "${root[@]}" mkdir -p "${settings%/*}"
+  echo "create_main_cluster = false" | "${root[@]}" tee "$settings" >/dev/null
+  apt_install postgresql
+  "${root[@]}" rm -f "$settings"
 fi
 
 # For the certificates of the TLS tests.

@@ -13,11 +13,12 @@
 //! * [`Server`]: one server, with its own port and directory.
 //! * [`Cluster`]: masters that share the 16384 slots, and a slot that can be moved under load.
 //! * [`Sentinel`]: a master, a replica and three sentinels that fail over.
+//! * [`Postgres`]: one PostgreSQL, for the event log.
 //!
 //! # Where the servers come from
 //!
 //! From the cache directory (`$WINDLASS_CACHE`, else `$HOME/.cache/windlass`), where `make servers`
-//! puts them. A missing one fails the test: a test that skips itself proves nothing, silently.
+//! puts them; PostgreSQL from where the distribution puts it. A missing one fails the test: a test that skips itself proves nothing, silently.
 //!
 //! # What is cleaned up, and when
 //!
@@ -35,6 +36,7 @@
 
 mod builder;
 mod cluster;
+mod postgres;
 mod process;
 mod sentinel;
 mod server;
@@ -46,6 +48,7 @@ use std::time::{Duration, Instant};
 
 pub use builder::ServerBuilder;
 pub use cluster::{Cluster, SLOTS, key_slot};
+pub use postgres::Postgres;
 pub use sentinel::Sentinel;
 pub use server::Server;
 

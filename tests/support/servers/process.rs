@@ -21,6 +21,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Once, OnceLock, mpsc};
@@ -152,6 +153,11 @@ fn remove_dir(dir: &Path) -> io::Result<()> {
 ///
 /// If the program cannot be started at all.
 pub(super) fn spawn(binary: &Path, args: &[String], output: &Path) -> Child {
+    spawn_as(None, binary, args, output)
+}
+
+/// Starts a program as [`spawn`] does, but as another user.
+pub(super) fn spawn_as(user: Option<&User>, binary: &Path, args: &[String], output: &Path) -> Child {
     type Job = (Command, mpsc::Sender<io::Result<Child>>);
     static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
@@ -178,13 +184,14 @@ pub(super) fn spawn(binary: &Path, args: &[String], output: &Path) -> Child {
         // themselves by the next program, so that the process id stays.
         let mut command = Command::new("setpriv");
         command
+            .args(user.into_iter().flat_map(User::setpriv))
             .args(["--pdeathsig", "KILL", "--", "sh", "-c"])
             .arg(r#"test "$PPID" = "$0" && exec "$@""#)
             .arg(std::process::id().to_string())
             .arg(binary);
         command
     } else {
-        Command::new(binary)
+        user.map_or_else(|| Command::new(binary), |user| user.command(binary))
     };
     let log =
         OpenOptions::new().create(true).append(true).open(output).expect("the file for the server's output must open");
@@ -197,6 +204,42 @@ pub(super) fn spawn(binary: &Path, args: &[String], output: &Path) -> Child {
         .recv()
         .expect("the thread that starts the servers must answer")
         .unwrap_or_else(|error| panic!("{} cannot be started: {error}", binary.display()))
+}
+
+/// Somebody else whom a server runs as.
+#[derive(Debug)]
+pub(super) struct User(&'static str);
+
+/// An unprivileged user if this process is root's, for servers that refuse to run as root.
+pub(super) fn other_user_if_root() -> Option<User> {
+    let is_root = fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0);
+    let is_there = |name: &&str| Command::new("id").arg(name).output().is_ok_and(|id| id.status.success());
+    is_root.then(|| User(["postgres", "nobody"].into_iter().find(is_there).expect("some user besides root must exist")))
+}
+
+impl User {
+    fn setpriv(&self) -> [String; 3] {
+        // Set together with `--pdeathsig`: a later change of the user would clear that.
+        [format!("--reuid={}", self.0), format!("--regid={}", self.group()), "--clear-groups".to_owned()]
+    }
+
+    fn group(&self) -> String {
+        let id = Command::new("id").args(["-g", self.0]).output().expect("`id` must start");
+        String::from_utf8_lossy(&id.stdout).trim().to_owned()
+    }
+
+    /// A command that runs as this user.
+    pub(super) fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(self.setpriv()).arg("--").arg(program);
+        command
+    }
+
+    /// Gives a file or directory to this user.
+    pub(super) fn own(&self, path: &Path) {
+        let status = Command::new("chown").arg(self.0).arg(path).status().expect("`chown` must start");
+        assert!(status.success(), "{} cannot be given to {}", path.display(), self.0);
+    }
 }
 
 /// Whether `setpriv` is there and knows `--pdeathsig` (that of util-linux does, BusyBox's does not).

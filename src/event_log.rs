@@ -1,0 +1,186 @@
+//! The history of every task in SQL: events, dead letters, decisions, samples.
+//!
+//! Owns: the tables `event_log`, `dlq_items`, `dlq_reviews` and
+//! `task_queue_metrics` on PostgreSQL or SQLite, and every statement on them.
+//! Must not know: Redis, Kubernetes, who leads, when to record.
+//!
+//! Main flow: the recorder reads an entry of the outbox, [`EventLog::record`]s
+//! it and trims the outbox behind it; a dead task is written with
+//! [`EventLog::record_dead_letter`] before the broker fails it; people read
+//! [`EventLog::causes`] and decide, and [`EventLog::record_review`] keeps what they decided.
+//!
+//! # Exactly once
+//!
+//! Every write can be repeated. A move is unique by queue, task, epoch and state
+//! reached; an outbox entry's own id would not do, because a stream id can be
+//! issued twice after a failover. The four name one move, because a task comes
+//! into a state at most once between two claims, and each claim raises the epoch:
+//!
+//! - before the first claim (epoch 0) it is created in `scheduled`, `blocked`,
+//!   `waiting_approval` or `queued`, may come from one of the first three into
+//!   `queued`, and from any of them into `dlq_pending` or `cancelled`;
+//! - `running` is what raises the epoch;
+//! - from `running` it goes into `succeeded`, `retrying`, `waiting_approval`,
+//!   `dlq_pending` or `cancelled`. From `retrying` only a claim or an end leads
+//!   on (that its delay is over is no move, and tells the outbox nothing); from
+//!   `waiting_approval` it may go into `queued` once;
+//! - `dlq_pending`, `dlq_recorded` and `failed` follow each other, and nothing
+//!   else leads to the latter two.
+//!
+//! A task id that is used again after its queue has forgotten the first task
+//! repeats these names, and so does a claim that a failover of Redis undid and
+//! somebody made again: the log keeps what came first.
+//!
+//! # Side effects
+//!
+//! The column `idempotency_key` of `event_log` is empty for moves. A row that
+//! tells of an outside effect carries the key, and a partial unique index on
+//! queue, tenant and key refuses a second one: that is what makes an effect
+//! happen once, whoever asks.
+
+mod database;
+mod dead_letters;
+mod error;
+mod events;
+mod metrics;
+mod retention;
+mod reviews;
+mod schema;
+mod url;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OnceCell;
+
+pub use dead_letters::{Cause, DeadLetterFilter, Decision, RecordedDeadLetter, UnknownDecision};
+pub use error::EventLogError;
+pub use events::{EventFilter, Progress, RecordedEvent, event_type};
+pub use metrics::Sample;
+pub use reviews::{Action, RecordedReview, Review, Reviewed, UnknownAction};
+
+use crate::broker::ListCursor;
+use database::Database;
+use error::Fault;
+
+/// What an operation gives, or why not.
+pub type Result<T> = std::result::Result<T, EventLogError>;
+
+/// The most rows that one call reads or deletes.
+pub const MAX_PAGE: usize = 1000;
+
+/// How long any call takes at most.
+const CALL_LIMIT: Duration = Duration::from_secs(15);
+
+/// The event log of any number of queues, in one database. Clones share its connections.
+#[derive(Clone)]
+pub struct EventLog {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    database: Database,
+    /// How the database is called in messages.
+    place: String,
+    /// Set once the tables are known to be there.
+    migrated: OnceCell<()>,
+}
+
+impl fmt::Debug for EventLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventLog").field("place", &self.shared.place).finish_non_exhaustive()
+    }
+}
+
+impl EventLog {
+    /// The event log at that URL (`postgres://…` or `sqlite://…`), without
+    /// reaching for it yet: the first call connects and makes the tables. Needs a tokio runtime.
+    pub fn open(url: &str) -> Result<Self> {
+        let (database, place) = url::parse(url)?;
+        Ok(Self { shared: Arc::new(Shared { database, place, migrated: OnceCell::new() }) })
+    }
+
+    /// The event log at that URL, connected and with its tables up to date.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let log = Self::open(url)?;
+        log.call("connect", async |_| Ok(())).await?;
+        Ok(log)
+    }
+
+    /// Where it is, without credentials.
+    pub fn place(&self) -> &str {
+        &self.shared.place
+    }
+
+    /// Runs one operation, bounded in time. What is dropped half way is undone.
+    async fn call<T>(
+        &self,
+        operation: &'static str,
+        work: impl AsyncFnOnce(&Database) -> std::result::Result<T, Fault>,
+    ) -> Result<T> {
+        let Shared { database, place, migrated } = &*self.shared;
+        let all = async {
+            migrated.get_or_try_init(|| schema::migrate(database)).await?;
+            work(database).await
+        };
+        match tokio::time::timeout(CALL_LIMIT, all).await {
+            Ok(answer) => answer.map_err(|fault| fault.during(operation, place)),
+            Err(_) => Err(EventLogError::TimedOut { place: place.clone(), operation }),
+        }
+    }
+}
+
+/// How many rows a page holds: at least one, at most [`MAX_PAGE`].
+fn page_size(limit: usize) -> usize {
+    limit.clamp(1, MAX_PAGE)
+}
+
+/// A place in an order by two columns.
+struct Place<A, B>(A, B);
+
+impl<A: fmt::Display, B: fmt::Display> Place<A, B> {
+    fn cursor(&self) -> ListCursor {
+        ListCursor(format!("{}/{}", self.0, self.1))
+    }
+}
+
+/// Where a page begins; `None` at the beginning.
+fn place_of<A: std::str::FromStr, B: std::str::FromStr>(
+    cursor: &ListCursor,
+) -> std::result::Result<Option<Place<A, B>>, Fault> {
+    if cursor.0.is_empty() {
+        return Ok(None);
+    }
+    let parts = cursor.0.split_once('/').and_then(|(a, b)| Some(Place(a.parse().ok()?, b.parse().ok()?)));
+    parts.map(Some).ok_or_else(|| Fault::Invalid("the cursor is not one that this listing gave".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::OutboxEntry;
+    use crate::protocol::names::QueueName;
+
+    /// The loops that use the log are spawned.
+    #[tokio::test]
+    async fn calls_can_be_spawned() {
+        fn sendable<T: Send>(_: &T) {}
+        let log = EventLog::open("sqlite://unused.db").expect("a usable URL");
+        let queue: QueueName = "q".parse().expect("valid");
+        let entry = OutboxEntry { id: String::new(), events: Vec::new() };
+        sendable(&log.record(&queue, &entry));
+        sendable(&log.record_many(&queue, &[]));
+        sendable(&log.causes(&queue, &DeadLetterFilter::default(), ListCursor::default(), 1));
+        assert_eq!(format!("{log:?}"), "EventLog { place: \"unused.db\", .. }");
+    }
+
+    #[test]
+    fn a_cursor_of_another_listing_is_refused() {
+        let read = |text: &str| place_of::<u64, i64>(&ListCursor(text.to_owned()));
+        assert!(read("").expect("the beginning").is_none());
+        assert!(matches!(read(&Place(7, -1).cursor().0), Ok(Some(Place(7, -1)))));
+        assert!(matches!(read("7"), Err(Fault::Invalid(_))));
+        assert!(matches!(read("x/1"), Err(Fault::Invalid(_))));
+    }
+}

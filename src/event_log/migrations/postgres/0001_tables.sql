@@ -1,0 +1,98 @@
+-- Every move of every task, and every decision about a dead letter.
+CREATE TABLE event_log (
+    id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue TEXT NOT NULL,
+    event_type TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    epoch BIGINT NOT NULL,
+    from_state TEXT,
+    to_state TEXT,
+    task_type TEXT NOT NULL,
+    retry_count BIGINT NOT NULL,
+    tenant_id TEXT,
+    trace_id TEXT,
+    consumer TEXT,
+    message_id TEXT,
+    detail TEXT,
+    idempotency_key TEXT,
+    occurred_at TIMESTAMPTZ NOT NULL,
+    recorded_at TIMESTAMPTZ NOT NULL DEFAULT now()
+);
+
+-- A move is recorded once. Decisions move no task, so their to_state is null, and nulls differ.
+CREATE UNIQUE INDEX event_log_move ON event_log (queue, task_id, epoch, to_state);
+
+-- An outside effect is recorded once a key. Moves carry no key.
+CREATE UNIQUE INDEX event_log_side_effect ON event_log (queue, COALESCE(tenant_id, ''), idempotency_key)
+    WHERE idempotency_key IS NOT NULL;
+
+CREATE INDEX event_log_time ON event_log (queue, occurred_at, id);
+CREATE INDEX event_log_trace ON event_log (queue, trace_id) WHERE trace_id IS NOT NULL;
+
+-- Dead letters, with what was decided about each.
+CREATE TABLE dlq_items (
+    id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue TEXT NOT NULL,
+    dlq_id TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    task_type TEXT NOT NULL,
+    payload TEXT NOT NULL,
+    priority BIGINT NOT NULL,
+    error TEXT NOT NULL,
+    error_code TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    retry_count BIGINT NOT NULL,
+    crash_count BIGINT NOT NULL,
+    release_count BIGINT NOT NULL,
+    max_retries BIGINT,
+    idempotency_key TEXT,
+    tenant_id TEXT,
+    trace_id TEXT,
+    extras TEXT NOT NULL,
+    history TEXT NOT NULL,
+    replayed_from TEXT,
+    created_at TIMESTAMPTZ NOT NULL,
+    failed_at TIMESTAMPTZ NOT NULL,
+    decision TEXT NOT NULL DEFAULT 'open',
+    decided_at TIMESTAMPTZ,
+    replayed_as TEXT,
+    recorded_at TIMESTAMPTZ NOT NULL DEFAULT now(),
+    UNIQUE (queue, dlq_id)
+);
+
+CREATE INDEX dlq_items_time ON dlq_items (queue, failed_at, id);
+CREATE INDEX dlq_items_cause ON dlq_items (queue, fingerprint, failed_at, id);
+CREATE INDEX dlq_items_retention ON dlq_items (queue, (COALESCE(decided_at, failed_at)));
+
+-- Who said what about a dead letter. review_key makes saying it twice saying it once.
+CREATE TABLE dlq_reviews (
+    id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue TEXT NOT NULL,
+    dlq_id TEXT NOT NULL,
+    review_key TEXT NOT NULL,
+    action TEXT NOT NULL,
+    person TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    new_task_id TEXT,
+    reviewed_at TIMESTAMPTZ NOT NULL,
+    recorded_at TIMESTAMPTZ NOT NULL DEFAULT now(),
+    UNIQUE (queue, dlq_id, review_key),
+    FOREIGN KEY (queue, dlq_id) REFERENCES dlq_items (queue, dlq_id) ON DELETE CASCADE
+);
+
+-- A queue in numbers, one row a sample.
+CREATE TABLE task_queue_metrics (
+    id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue TEXT NOT NULL,
+    sampled_at TIMESTAMPTZ NOT NULL,
+    tasks_created BIGINT NOT NULL,
+    tasks_completed BIGINT NOT NULL,
+    tasks_failed BIGINT NOT NULL,
+    average_latency_ms BIGINT,
+    worker_heartbeat_delay_ms BIGINT,
+    retrying_ratio DOUBLE PRECISION NOT NULL,
+    invalid_transitions BIGINT NOT NULL,
+    error_rates_per_type TEXT NOT NULL,
+    dlq_growth_per_tenant TEXT NOT NULL,
+    UNIQUE (queue, sampled_at)
+);
