@@ -558,6 +558,11 @@ pub struct QueueCounts {
     pub outbox: u64,
     /// Moves that were refused since the queue was made.
     pub invalid_transitions: u64,
+    /// How long ago the most silent worker was heard.
+    #[serde(skip)]
+    pub longest_silence: Option<Duration>,
+    /// When this was so, by the broker's clock.
+    pub sampled_at: Timestamp,
 }
 
 /// Where a listing goes on.
@@ -586,6 +591,8 @@ pub struct Event {
     pub epoch: Epoch,
     /// When.
     pub at: Timestamp,
+    /// When the task was accepted.
+    pub created_at: Timestamp,
     /// What kind of work it is.
     pub task_type: TaskType,
     /// Failures so far.

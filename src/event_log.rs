@@ -183,6 +183,7 @@ mod tests {
             to: State::Queued,
             epoch: Epoch(0),
             at: jiff::Timestamp::UNIX_EPOCH,
+            created_at: jiff::Timestamp::UNIX_EPOCH,
             task_type: TaskType::default(),
             retry_count: 0,
             tenant_id: None,

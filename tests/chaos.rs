@@ -7,7 +7,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::load::{Load, hasty_policy};
+use support::load::{LedBy, Load, hasty_policy};
 use support::servers::{Cluster, Flavor, Sentinel, Server, key_slot};
 use support::{fresh_queue, owner};
 use windlass::NewTask;
@@ -23,7 +23,7 @@ use windlass::protocol::policy::Policy;
 fn load(tasks: usize, keys: &Keys, options: &RedisOptions) -> Load {
     let (keys, options) = (keys.clone(), options.clone());
     let connect = move || Arc::new(RedisBroker::new(keys.clone(), options.clone()).expect("usable options"));
-    Load { tasks, workers: 8, producers: 2, cut_percent: 2, connect: Box::new(connect) }
+    Load { tasks, workers: 8, producers: 2, cut_percent: 2, led_by: LedBy::TheLoad, connect: Box::new(connect) }
 }
 
 async fn provisioned(keys: &Keys, options: &RedisOptions, policy: &Policy) -> RedisBroker {

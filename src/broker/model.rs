@@ -201,7 +201,7 @@ impl Broker for Model {
     }
 
     async fn counts(&self) -> Result<QueueCounts> {
-        self.step(|step| step.queue.counts())
+        self.step(|step| step.queue.counts(step.now))
     }
 
     async fn get(&self, task: &TaskId) -> Result<Option<TaskView>> {

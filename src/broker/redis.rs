@@ -46,7 +46,7 @@ use crate::protocol::state::{RetryReason, State};
 use crate::protocol::task::{DeadLetter, Extras, NewTask, NotBefore, TaskView};
 
 /// How many live tasks one step of a sweep looks at.
-const SWEEP_PAGE: usize = 50;
+const SWEEP_PAGE: usize = 25;
 
 /// One Redis, and the connection to it that queues share.
 #[derive(Clone)]
@@ -748,8 +748,9 @@ impl Broker for RedisBroker {
 
     async fn counts(&self) -> Result<QueueCounts> {
         let read = |value| -> std::result::Result<QueueCounts, Malformed> {
-            let [backlog, running, delayed, retrying, dlq_pending, dead, finished, oldest, workers, outbox, invalid] =
+            let [backlog, running, delayed, retrying, dlq_pending, dead, finished, oldest, workers, outbox, invalid, heard, now] =
                 parts(value)?;
+            let (now, heard) = (number(now)?, text(heard)?);
             let oldest = text(oldest)?;
             Ok(QueueCounts {
                 backlog: number(backlog)?,
@@ -765,6 +766,8 @@ impl Broker for RedisBroker {
                 workers: number(workers)?,
                 outbox: number(outbox)?,
                 invalid_transitions: number(invalid)?,
+                longest_silence: heard.parse::<u64>().ok().map(|at| Duration::from_millis(now.saturating_sub(at))),
+                sampled_at: timestamp(now),
             })
         };
         read(self.run(self.call(&SCRIPTS.counts)).await?).map_err(|m| m.during("counts"))

@@ -314,6 +314,7 @@ mod tests {
             to,
             epoch: Epoch(1),
             at: Timestamp::UNIX_EPOCH,
+            created_at: Timestamp::UNIX_EPOCH,
             task_type: TaskType::default(),
             retry_count: 0,
             tenant_id: None,

@@ -37,7 +37,7 @@ async fn one_of_each(fx: &Fixture) -> Vec<(State, TaskId)> {
 }
 
 async fn an_empty_queue_counts_nothing(fx: &Fixture) {
-    assert_eq!(fx.counts().await, QueueCounts::default());
+    assert_eq!(fx.counts().await, QueueCounts { sampled_at: fx.now(), ..QueueCounts::default() });
 }
 
 async fn every_task_is_counted_where_it_is(fx: &Fixture) {
@@ -59,6 +59,8 @@ async fn every_task_is_counted_where_it_is(fx: &Fixture) {
         workers: 1,
         outbox: fx.outbox().await.len() as u64,
         invalid_transitions: 0,
+        longest_silence: Some(Duration::ZERO),
+        sampled_at: fx.now(),
     };
     assert_eq!(counts, expected);
 }

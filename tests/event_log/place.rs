@@ -145,6 +145,7 @@ pub(super) fn created(id: &str, ms: i64) -> Event {
         to: State::Queued,
         epoch: Epoch(0),
         at: at(ms),
+        created_at: at(0),
         task_type: "send".parse().expect("valid"),
         retry_count: 0,
         tenant_id: None,

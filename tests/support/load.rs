@@ -33,8 +33,19 @@ pub struct Load {
     pub producers: usize,
     /// Of a hundred calls, how many lose their answer.
     pub cut_percent: u8,
+    /// Who does the leader's work.
+    pub led_by: LedBy,
     /// A new connection to the queue, as another process would have it.
     pub connect: Box<dyn Fn() -> Arc<RedisBroker> + Send + Sync>,
+}
+
+/// Who promotes, records dead letters and empties the outbox.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum LedBy {
+    /// The load itself, which keeps the events.
+    TheLoad,
+    /// The test. All is done when the outbox is empty, too.
+    TheTest,
 }
 
 /// Retries within milliseconds, and a lease that nothing may wait for.
@@ -84,12 +95,17 @@ impl Load {
             deaths: AtomicU64::new(0),
         });
         let workers: Vec<_> = (0..shared.load.workers).map(|_| tokio::spawn(work(shared.clone()))).collect();
-        let leader = tokio::spawn(lead(shared.clone()));
+        let mut leader = tokio::spawn(lead(shared.clone()));
         let share = shared.load.tasks / shared.load.producers;
         let producers = (0..shared.load.producers).map(|_| tokio::spawn(produce(shared.clone(), share)));
         let accepted: Vec<TaskId> =
             join_all(producers).await.into_iter().flat_map(|ids| ids.expect("no producer panics")).collect();
-        wait_until_done(&shared, accepted.len()).await;
+        tokio::select! {
+            () = wait_until_done(&shared, accepted.len()) => {}
+            ended = &mut leader, if shared.load.led_by == LedBy::TheLoad => {
+                panic!("the leader ended before its time: {:?}", ended.map(|events| events.len()));
+            }
+        }
         shared.finished.store(true, Ordering::SeqCst);
         for worker in workers {
             worker.await.expect("no worker panics");
@@ -102,14 +118,19 @@ impl Load {
 
 async fn wait_until_done(shared: &Shared, tasks: usize) {
     let broker = (shared.load.connect)();
-    let (mut last, mut since) = (0, Instant::now());
+    let (mut last, mut since) = ((0, 0), Instant::now());
     loop {
         if let Ok(counts) = broker.counts().await {
-            if counts.finished as usize >= tasks {
+            let left_to_lead = match shared.load.led_by {
+                LedBy::TheLoad => 0,
+                LedBy::TheTest => counts.outbox,
+            };
+            if counts.finished as usize >= tasks && left_to_lead == 0 {
                 return;
             }
-            if counts.finished != last {
-                (last, since) = (counts.finished, Instant::now());
+            let now = (counts.finished, left_to_lead);
+            if now != last {
+                (last, since) = (now, Instant::now());
             }
             assert!(since.elapsed() < Duration::from_secs(120), "stuck for two minutes: {counts:?} of {tasks}");
         }
@@ -272,6 +293,9 @@ fn check_answers(settlements: &[Settlement], answers: &[Settled]) {
 async fn lead(shared: Arc<Shared>) -> Vec<Event> {
     let broker = (shared.load.connect)();
     let mut events = Vec::new();
+    if shared.load.led_by == LedBy::TheTest {
+        return events;
+    }
     loop {
         let last_round = shared.finished.load(Ordering::SeqCst);
         must_be_transient(&broker.promote(100).await);

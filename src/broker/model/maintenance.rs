@@ -11,7 +11,7 @@ use crate::protocol::policy::{Mode, ReclaimCause};
 use crate::protocol::state::{RetryReason, State};
 
 /// How many expired leases one call takes back, and how many lanes it looks at.
-const RECLAIM_AT_ONCE: usize = 50;
+const RECLAIM_AT_ONCE: usize = 20;
 const MOST_LANES: usize = 200;
 
 /// How many tasks one call takes from a worker that is gone.
@@ -230,6 +230,8 @@ fn place_of(info: &WorkerInfo) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::fixture::*;
     use crate::broker::{Broker, Reclaimed, Settled};
     use crate::protocol::policy::{Policy, ReclaimCause};

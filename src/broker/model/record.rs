@@ -109,6 +109,7 @@ impl Record {
             to,
             epoch: Epoch(self.epoch),
             at: time(at_ms),
+            created_at: time(self.created_ms),
             task_type: self.kind.clone(),
             retry_count: self.retries,
             tenant_id: named(&self.tenant, TenantId::new),

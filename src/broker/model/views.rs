@@ -1,5 +1,7 @@
 //! What can be seen of a queue and its tasks.
 
+use std::time::Duration;
+
 use super::dead_letters::Decision;
 use super::record::{Finished, Record, time};
 use super::state::Queue;
@@ -55,7 +57,7 @@ impl Queue {
         Page { items, next }
     }
 
-    pub(super) fn counts(&self) -> QueueCounts {
+    pub(super) fn counts(&self, now_ms: u64) -> QueueCounts {
         let running: usize = self.lanes.values().map(|lane| lane.running()).sum();
         let in_lanes: usize = self.lanes.values().map(|lane| lane.len()).sum();
         QueueCounts {
@@ -72,6 +74,8 @@ impl Queue {
             workers: self.heartbeats.len() as u64,
             outbox: self.outbox.len() as u64,
             invalid_transitions: self.invalid_transitions,
+            longest_silence: self.heartbeats.first_time().map(|at| Duration::from_millis(now_ms.saturating_sub(at))),
+            sampled_at: time(now_ms),
         }
     }
 
@@ -88,13 +92,14 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::fixture::*;
     use super::super::record::time;
     use crate::broker::{Broker, ListCursor, QueueCounts};
     use crate::protocol::policy::Policy;
     use crate::protocol::state::State;
     use crate::protocol::task::{NewTask, NotBefore};
-    use std::time::Duration;
 
     #[tokio::test]
     async fn counts_tell_where_everything_is() {
@@ -121,6 +126,8 @@ mod tests {
             oldest_task_time: Some(time(START_MS + 3)),
             workers: 1,
             outbox: 11,
+            longest_silence: Some(Duration::ZERO),
+            sampled_at: time(START_MS + 3),
             ..QueueCounts::default()
         };
         assert_eq!(rig.model.counts().await.expect("counts"), expected);

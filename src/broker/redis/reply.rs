@@ -253,6 +253,7 @@ fn event(step: &[u8], [id, detail, worker]: [String; 3], token: &[u8], at: Times
         to: state(0).ok_or_else(|| Malformed(format!("an event's step {step:?}")))?,
         epoch: Epoch(token.epoch),
         at,
+        created_at: timestamp(token.created_ms),
         task_type: token.task_type()?,
         retry_count: token.retries,
         tenant_id: token.tenant_id(),

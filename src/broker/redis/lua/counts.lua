@@ -1,7 +1,8 @@
 -- The queue in numbers.
 --
 -- RETURNS {backlog, running, delayed, retrying, dlq pending, dead letters, finished,
---   oldest ready ms or '', workers, outbox, invalid transitions}
+--   oldest ready ms or '', workers, outbox, invalid transitions,
+--   last heartbeat ms of the most silent worker or '', now ms}
 local function group_info(key)
   local groups = redis.pcall('XINFO', 'GROUPS', key)
   if not groups.err then
@@ -59,4 +60,5 @@ return {
   backlog, running, call('ZCARD', P .. 'delayed'), call('ZCARD', P .. 'retrying'), call('ZCARD', P .. 'dlq_pending'),
   call('HLEN', P .. 'dead'), call('HLEN', P .. 'done'), oldest, call('ZCARD', P .. 'heartbeats'),
   call('XLEN', P .. 'events'), tonumber(call('HGET', P .. 'stats', 'invalid_transitions') or 0),
+  call('ZRANGE', P .. 'heartbeats', 0, 0, 'WITHSCORES')[2] or '', now,
 }

@@ -1,0 +1,33 @@
+//! Brings back what is due, and rings again where work waits.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{Chore, ChoreError, Next, Progress, Queue};
+use crate::broker::MAX_BATCH;
+
+/// How often the bell is rung again while work waits: a worker may have died
+/// between the bell and its claim.
+const RING_AGAIN: Duration = Duration::from_secs(1);
+
+/// Moves delayed tasks and retries whose time has come into their lanes. Claims
+/// do the same; this is for when nobody claims.
+pub struct Promoter;
+
+#[async_trait]
+impl Chore for Promoter {
+    async fn run_once(&mut self, queue: &Queue) -> Result<Progress, ChoreError> {
+        let promoted = queue.broker.promote(MAX_BATCH).await?;
+        let handled = promoted.promoted + promoted.filed;
+        let backlog = queue.counts().is_some_and(|counts| counts.backlog > 0);
+        let next = match (promoted.next_in, handled) {
+            (_, handled) if handled >= MAX_BATCH => Next::AtOnce,
+            (Some(wait), _) if backlog => Next::In(wait.min(RING_AGAIN)),
+            (Some(wait), _) => Next::In(wait),
+            (None, _) if backlog => Next::In(RING_AGAIN),
+            (None, _) => Next::WhenNeeded,
+        };
+        Ok(Progress { handled, next })
+    }
+}

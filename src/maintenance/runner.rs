@@ -1,0 +1,324 @@
+//! Drives the loops of any number of queues.
+//!
+//! One task keeps the calendar; each step runs in a task of its own, so a queue
+//! whose Redis is slow or gone delays nobody else. A loop of a queue never runs
+//! twice at once. An idle queue costs an entry in the calendar and a look now
+//! and then.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::metrics::LoopMetrics;
+use super::{Chore, ChoreError, LoopName, Next, Progress, Queue};
+use crate::broker::{Notice, Notices, QueueCounts, Topic};
+
+/// How long a loop that failed waits, at first and at most.
+const FIRST_BACKOFF: Duration = Duration::from_millis(250);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
+/// How soon an idle queue is looked at after a notice.
+const SOON: Duration = Duration::from_millis(200);
+/// How many queues are looked at a second where all must be, after a start or a lost connection.
+const LOOKS_A_SECOND: usize = 2000;
+/// How many notices and commands may wait.
+const MAILBOX: usize = 10_000;
+
+/// Drives loops until it is dropped.
+pub struct Runner {
+    mailbox: mpsc::Sender<Mail>,
+    metrics: LoopMetrics,
+    parts: JoinSet<()>,
+}
+
+/// What the calendar's keeper is told.
+enum Mail {
+    Add(Arc<str>, Queue),
+    Remove(Arc<str>),
+    Notice(Notice),
+    /// Notices may have been lost: look at everything.
+    LookAtAll,
+}
+
+impl Runner {
+    /// Starts with no queue.
+    pub fn start(metrics: LoopMetrics) -> Self {
+        let (mailbox, mail) = mpsc::channel(MAILBOX);
+        let mut parts = JoinSet::new();
+        parts.spawn(Calendar::new(metrics.clone()).keep(mail));
+        Self { mailbox, metrics, parts }
+    }
+
+    /// Begins to look after a queue; `prefix` is what notices call it. A queue
+    /// of that prefix that was there before is replaced.
+    pub async fn add(&self, prefix: &str, queue: Queue) {
+        self.metrics.queues().insert(prefix.to_owned(), queue.clone());
+        self.tell(Mail::Add(prefix.into(), queue)).await;
+    }
+
+    /// Ends looking after a queue. A step that is under way ends by itself.
+    pub async fn remove(&self, prefix: &str) {
+        self.metrics.queues().remove(prefix);
+        self.tell(Mail::Remove(prefix.into())).await;
+    }
+
+    /// Listens to the notices of a server.
+    pub fn listen(&mut self, notices: Box<dyn Notices>) {
+        self.parts.spawn(pass_on(notices, self.mailbox.clone()));
+    }
+
+    /// What the last look at a queue showed.
+    pub fn counts(&self, prefix: &str) -> Option<QueueCounts> {
+        self.metrics.queues().get(prefix)?.counts()
+    }
+
+    async fn tell(&self, mail: Mail) {
+        // The keeper ends only with this runner.
+        drop(self.mailbox.send(mail).await);
+    }
+}
+
+/// Passes notices on, and connects again when they end.
+async fn pass_on(mut notices: Box<dyn Notices>, mailbox: mpsc::Sender<Mail>) {
+    let mut failures = 0;
+    loop {
+        if let Err(error) = listen(&mut *notices, &mailbox, &mut failures).await {
+            tracing::warn!(%error, "no notices from Redis: queues are looked at by the clock until it is back");
+        }
+        if mailbox.is_closed() {
+            return;
+        }
+        tokio::time::sleep(backoff(failures)).await;
+        failures += 1;
+    }
+}
+
+async fn listen(
+    notices: &mut dyn Notices,
+    mailbox: &mpsc::Sender<Mail>,
+    failures: &mut u32,
+) -> crate::broker::Result<()> {
+    notices.listen().await?;
+    *failures = 0;
+    drop(mailbox.send(Mail::LookAtAll).await);
+    loop {
+        let notice = notices.next().await?;
+        if mailbox.send(Mail::Notice(notice)).await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+fn backoff(failures: u32) -> Duration {
+    let ceiling = FIRST_BACKOFF.saturating_mul(1 << failures.min(7)).min(LONGEST_BACKOFF);
+    ceiling.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+/// One loop of one queue, and where it stands.
+struct Slot {
+    /// Out while a step runs.
+    chore: Option<Box<dyn Chore>>,
+    due: Option<Instant>,
+    /// Something came up while a step was running.
+    again: bool,
+    failures: u32,
+}
+
+/// A queue and its loops.
+struct Entry {
+    queue: Queue,
+    /// Tells a queue from one that had its prefix before.
+    number: u64,
+    slots: [Slot; LoopName::ALL.len()],
+}
+
+/// A step that runs.
+struct Running {
+    prefix: Arc<str>,
+    number: u64,
+    name: LoopName,
+    chore: Box<dyn Chore>,
+}
+
+/// A step that ended.
+type Ended = (Running, Result<Progress, ChoreError>);
+
+/// When which loop of which queue is due.
+type Date = (Instant, u64, Arc<str>, LoopName);
+
+struct Calendar {
+    entries: HashMap<Arc<str>, Entry>,
+    dates: BinaryHeap<Reverse<Date>>,
+    running: JoinSet<Ended>,
+    added: u64,
+    metrics: LoopMetrics,
+}
+
+impl Calendar {
+    fn new(metrics: LoopMetrics) -> Self {
+        Self { entries: HashMap::new(), dates: BinaryHeap::new(), running: JoinSet::new(), added: 0, metrics }
+    }
+
+    async fn keep(mut self, mut mail: mpsc::Receiver<Mail>) {
+        loop {
+            let next = self.dates.peek().map(|Reverse((due, ..))| *due);
+            tokio::select! {
+                received = mail.recv() => match received {
+                    Some(received) => self.read(received),
+                    None => return,
+                },
+                Some(ended) = self.running.join_next() => {
+                    self.end(ended.expect("invariant: a step's panic is caught in it"));
+                }
+                () = until(next) => self.begin_due(),
+            }
+        }
+    }
+
+    fn read(&mut self, mail: Mail) {
+        match mail {
+            Mail::Add(prefix, queue) => self.add(prefix, queue),
+            Mail::Remove(prefix) => drop(self.entries.remove(&prefix)),
+            Mail::LookAtAll => {
+                let prefixes: Vec<_> = self.entries.keys().cloned().collect();
+                for prefix in prefixes {
+                    self.look(&prefix);
+                }
+            }
+            Mail::Notice(notice) => self.notice(&notice),
+        }
+    }
+
+    fn add(&mut self, prefix: Arc<str>, queue: Queue) {
+        self.added += 1;
+        let slots = LoopName::ALL.map(|name| Slot { chore: Some(name.chore()), due: None, again: false, failures: 0 });
+        self.entries.insert(prefix.clone(), Entry { queue, number: self.added, slots });
+        self.look(&prefix);
+    }
+
+    /// Looks at a queue, at a pace that all queues together can have.
+    fn look(&mut self, prefix: &Arc<str>) {
+        let all = Duration::from_secs_f64(self.entries.len() as f64 / LOOKS_A_SECOND as f64);
+        self.due_in(prefix, LoopName::Sampler, all.mul_f64(fastrand::f64()));
+    }
+
+    fn notice(&mut self, notice: &Notice) {
+        let Some((prefix, entry)) = self.entries.get_key_value(notice.queue.as_str()) else { return };
+        let (prefix, busy) = (prefix.clone(), entry.queue.is_busy());
+        let name = match notice.topic {
+            Topic::Due => LoopName::Promoter,
+            Topic::Dead => LoopName::DeadLetterRouter,
+            Topic::Outbox => LoopName::Recorder,
+            Topic::Workers => LoopName::Sampler,
+        };
+        self.due_in(&prefix, name, Duration::ZERO);
+        if !busy {
+            self.due_in(&prefix, LoopName::Sampler, SOON);
+        }
+    }
+
+    /// Makes a loop due after so long, unless it is due before that.
+    fn due_in(&mut self, prefix: &Arc<str>, name: LoopName, wait: Duration) {
+        let Some(entry) = self.entries.get_mut(prefix) else { return };
+        let slot = &mut entry.slots[name as usize];
+        if slot.chore.is_none() {
+            slot.again = true;
+            return;
+        }
+        let due = Instant::now() + wait;
+        if slot.due.is_none_or(|before| due < before) {
+            slot.due = Some(due);
+            self.dates.push(Reverse((due, entry.number, prefix.clone(), name)));
+        }
+    }
+
+    fn begin_due(&mut self) {
+        let now = Instant::now();
+        while let Some(Reverse((due, ..))) = self.dates.peek()
+            && *due <= now
+        {
+            let Some(Reverse((due, number, prefix, name))) = self.dates.pop() else { return };
+            let Some(entry) = self.entries.get_mut(&prefix).filter(|entry| entry.number == number) else { continue };
+            let slot = &mut entry.slots[name as usize];
+            // A date that was brought forward stands in the calendar twice.
+            if slot.due != Some(due) {
+                continue;
+            }
+            let Some(chore) = slot.chore.take() else { continue };
+            slot.due = None;
+            let queue = entry.queue.clone();
+            self.running.spawn(step(Running { prefix, number, name, chore }, queue, due, self.metrics.clone()));
+        }
+    }
+
+    fn end(&mut self, (step, outcome): Ended) {
+        let Running { prefix, number, name, chore } = step;
+        let Some(entry) = self.entries.get_mut(&prefix).filter(|entry| entry.number == number) else { return };
+        let slot = &mut entry.slots[name as usize];
+        slot.chore = Some(chore);
+        let again = std::mem::take(&mut slot.again);
+        let next = match outcome {
+            Ok(progress) => {
+                if slot.failures > 0 {
+                    tracing::info!(queue = %entry.queue.name, r#loop = name.as_str(), "a loop works again");
+                }
+                slot.failures = 0;
+                if again { Next::AtOnce } else { progress.next }
+            }
+            Err(error) => {
+                if slot.failures == 0 {
+                    tracing::warn!(queue = %entry.queue.name, r#loop = name.as_str(), %error, "a loop failed and will be tried again");
+                }
+                slot.failures = slot.failures.saturating_add(1);
+                Next::In(backoff(slot.failures - 1))
+            }
+        };
+        match next {
+            Next::AtOnce => self.due_in(&prefix, name, Duration::ZERO),
+            Next::In(wait) => self.due_in(&prefix, name, wait),
+            Next::WhenNeeded => {}
+        }
+        if name == LoopName::Sampler {
+            self.begin_needed(&prefix);
+        }
+    }
+
+    /// Wakes the loops that a look at the queue says are needed and that nobody has woken.
+    fn begin_needed(&mut self, prefix: &Arc<str>) {
+        let Some(entry) = self.entries.get(prefix) else { return };
+        let Some(counts) = entry.queue.counts() else { return };
+        let asleep = |name: &LoopName| entry.slots[*name as usize].due.is_none();
+        let needed: Vec<_> = LoopName::ALL.into_iter().filter(asleep).filter(|name| name.is_needed(&counts)).collect();
+        for name in needed {
+            self.due_in(prefix, name, Duration::ZERO);
+        }
+    }
+}
+
+/// Runs one step of a loop.
+async fn step(mut step: Running, queue: Queue, due: Instant, metrics: LoopMetrics) -> Ended {
+    let late = due.elapsed();
+    let outcome = AssertUnwindSafe(step.chore.run_once(&queue)).catch_unwind().await;
+    let outcome = outcome.unwrap_or_else(|panic| Err(ChoreError::Panic(words_of(&*panic))));
+    metrics.add(step.name, late, &outcome);
+    (step, outcome)
+}
+
+fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+/// Until a time, or for ever.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,12 @@
+//! The leader's loops on real servers that die, and in processes that are killed.
+
+#![allow(clippy::print_stdout, reason = "what was seen is part of the result")]
+
+mod support;
+
+mod maintenance {
+    mod faults;
+    mod ground;
+    mod idle;
+    mod reclaim;
+}

@@ -1,0 +1,207 @@
+//! Whatever dies, stops or disagrees about the time: nothing is lost, no event is missing or there twice,
+//! and no task fails before its dead letter is recorded.
+
+use std::process::Command;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use windlass::State;
+use windlass::broker::{Broker, QueueCounts};
+use windlass::protocol::policy::{EventRecording, Policy};
+
+use super::ground::{Ground, leader_program, tasks_that};
+use crate::support::load::hasty_policy;
+use crate::support::servers::{Flavor, Postgres, Server};
+
+fn ms(range: std::ops::Range<u64>) -> Duration {
+    Duration::from_millis(fastrand::u64(range))
+}
+
+/// Waits until the queue looks like that.
+async fn until(ground: &Ground, what: &str, is_so: impl Fn(&QueueCounts) -> bool) -> QueueCounts {
+    let since = Instant::now();
+    loop {
+        if let Ok(counts) = ground.broker.counts().await {
+            if is_so(&counts) {
+                return counts;
+            }
+            assert!(since.elapsed() < Duration::from_secs(120), "{what} did not come: {counts:?}");
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn sqlite(dir: &tempfile::TempDir) -> String {
+    format!("sqlite://{}", dir.path().join("events.db").display())
+}
+
+/// Closes: "the recoverer dies between two commands" and its kin.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_killed_two_hundred_times_loses_and_repeats_nothing() {
+    const KILLS: usize = 200;
+    let server = Server::start(Flavor::Redis70).await;
+    let postgres = Postgres::start().await;
+    let ground = Ground::new(&server, postgres.fresh_database(), &hasty_policy()).await;
+    let load = tokio::spawn(ground.load(20_000).run());
+    let mut kills = 0;
+    while kills < KILLS {
+        let mut leader = ground.lead_apart();
+        sleep(ms(10..150)).await;
+        leader.kill9();
+        kills += 1;
+    }
+    let _leader = ground.lead_apart();
+    let account = load.await.expect("the load ends");
+    ground.check(&account).await;
+    println!("{kills} kills of the leader: {} tasks, {} workers died", account.accepted.len(), account.deaths);
+}
+
+/// A database that is down delays history and dead letters, never the work.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_goes_on_while_postgres_is_down_and_history_is_whole_when_it_is_back() {
+    let server = Server::start(Flavor::Redis70).await;
+    let postgres = Postgres::start().await;
+    let ground = Ground::new(&server, postgres.fresh_database(), &hasty_policy()).await;
+    let runner = ground.lead().await;
+    let load = tokio::spawn(ground.load(5_000).run());
+    until(&ground, "some work", |counts| counts.finished > 500).await;
+    postgres.stop().await;
+    // All that does not end as a dead letter is done while the database is down.
+    let down = until(&ground, "all the work", |counts| {
+        counts.backlog + counts.running + counts.delayed + counts.retrying == 0 && counts.dlq_pending > 0
+    })
+    .await;
+    assert!(down.outbox > 0, "history waits in the outbox: {down:?}");
+    assert!(!load.is_finished(), "dead letters wait for the database");
+    postgres.restart().await;
+    let account = load.await.expect("the load ends");
+    ground.check(&account).await;
+    drop(runner);
+    println!("down with {} dead letters and {} entries of history waiting", down.dlq_pending, down.outbox);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_that_is_killed_and_one_that_hangs_delay_history_alone() {
+    let server = Server::start(Flavor::Redis70).await;
+    let postgres = Postgres::start().await;
+    let ground = Ground::new(&server, postgres.fresh_database(), &hasty_policy()).await;
+    let _runner = ground.lead().await;
+    let load = tokio::spawn(ground.load(5_000).run());
+    until(&ground, "some work", |counts| counts.finished > 500).await;
+    postgres.freeze();
+    until(&ground, "work while the database hangs", |counts| counts.finished > 1_500).await;
+    postgres.thaw();
+    until(&ground, "more work", |counts| counts.finished > 2_500).await;
+    postgres.kill9().await;
+    postgres.restart().await;
+    let account = load.await.expect("the load ends");
+    ground.check(&account).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_sqlite_file_that_another_process_locks_delays_history_alone() {
+    let server = Server::start(Flavor::Redis70).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let ground = Ground::new(&server, sqlite(&dir), &hasty_policy()).await;
+    let _runner = ground.lead().await;
+    let load = tokio::spawn(ground.load(5_000).run());
+    until(&ground, "some work", |counts| counts.finished > 500).await;
+    let script = "import sqlite3, sys\n\
+        db = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)\n\
+        db.execute('BEGIN IMMEDIATE')\n\
+        print('locked', flush=True)\n\
+        sys.stdin.read()";
+    let mut locker = Command::new("python3")
+        .args(["-c", script])
+        .arg(dir.path().join("events.db"))
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("python3 runs");
+    let mut line = String::new();
+    let said = std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(locker.stdout.take().expect("piped")),
+        &mut line,
+    );
+    assert!(said.is_ok() && line.trim() == "locked", "{said:?} {line}");
+    until(&ground, "all the work", |counts| counts.backlog + counts.running + counts.delayed + counts.retrying == 0).await;
+    drop(locker.stdin.take());
+    locker.wait().expect("it ends");
+    let account = load.await.expect("the load ends");
+    ground.check(&account).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn loops_go_on_after_redis_was_killed_and_restarted() {
+    let server = Server::builder(Flavor::Redis70).aof_always().start().await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let ground = Ground::new(&server, sqlite(&dir), &hasty_policy()).await;
+    let _runner = ground.lead().await;
+    let load = tokio::spawn(ground.load(5_000).run());
+    for kills in 1..=3 {
+        until(&ground, "some work", |counts| counts.finished > 600 * kills).await;
+        server.kill9();
+        server.restart().await;
+    }
+    let account = load.await.expect("the load ends");
+    ground.check(&account).await;
+}
+
+/// Two leaders at once, of which one has a clock that is an hour ahead and one
+/// is stopped for seconds in the middle of whatever it does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaders_that_overlap_pause_and_disagree_about_the_time_do_no_harm() {
+    let server = Server::start(Flavor::Redis70).await;
+    let postgres = Postgres::start().await;
+    let ground = Ground::new(&server, postgres.fresh_database(), &hasty_policy()).await;
+    let _here = ground.lead().await;
+    let pausing = ground.lead_apart();
+    let mut early = Command::new("faketime");
+    early.args(["-f", "+1h"]).arg(leader_program());
+    let _early = ground.lead_apart_by(early);
+    let load = tokio::spawn(ground.load(10_000).run());
+    let mut pauses = 0;
+    while !load.is_finished() {
+        sleep(ms(5..100)).await;
+        pausing.signal("-STOP");
+        sleep(ms(100..1000)).await;
+        pausing.signal("-CONT");
+        pauses += 1;
+    }
+    let account = load.await.expect("the load ends");
+    ground.check(&account).await;
+    println!("three leaders, {pauses} pauses: {} tasks", account.accepted.len());
+}
+
+/// Where no database is configured dead letters live in Redis, and tasks fail as they should.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_database_dead_letters_live_in_redis() {
+    let server = Server::start(Flavor::Redis70).await;
+    let policy = Policy { events: EventRecording::Off, ..hasty_policy() };
+    let ground = Ground::new(&server, String::new(), &policy).await;
+    let mut command = Command::new(leader_program());
+    command.args([&ground.redis_url, &ground.name.to_string()]);
+    let _leader = super::ground::Leader(command.spawn().expect("the leader starts"));
+    let account = ground.load(2_000).run().await;
+    account.check_nothing_lost(&ground.broker).await;
+    let counts = ground.broker.counts().await.expect("counted");
+    assert!(counts.dead_lettered > 0 && counts.outbox == 0, "{counts:?}");
+}
+
+/// Closes: "one bad shard stops the scheduler for all".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_hangs_does_not_delay_the_loops_of_another() {
+    let (good, bad) = (Server::start(Flavor::Redis70).await, Server::start(Flavor::Redis70).await);
+    let dir = tempfile::tempdir().expect("a directory");
+    let healthy = Ground::new(&good, sqlite(&dir), &hasty_policy()).await;
+    let sick = Ground::new(&bad, sqlite(&dir), &hasty_policy()).await;
+    let mut runner = healthy.lead().await;
+    runner.listen(sick.redis.notices());
+    let queue = windlass::maintenance::Queue::new(sick.name.clone(), sick.broker.clone(), Some(sick.log()));
+    runner.add(sick.keys.prefix(), queue).await;
+    bad.freeze().await;
+    let account = healthy.load(2_000).run().await;
+    healthy.check(&account).await;
+    assert!(!tasks_that(&healthy.events().await, State::Failed).is_empty(), "some died, and were recorded");
+    bad.thaw().await;
+}

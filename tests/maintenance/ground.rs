@@ -1,0 +1,147 @@
+//! What the tests stand on: a queue with an event log, a load, and leaders in processes of their own.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use windlass::broker::ListCursor;
+use windlass::broker::redis::{Redis, RedisBroker, RedisOptions};
+use windlass::event_log::{DeadLetterFilter, EventFilter, EventLog, RecordedEvent};
+use windlass::maintenance::Queue;
+use windlass::maintenance::metrics::LoopMetrics;
+use windlass::maintenance::runner::Runner;
+use windlass::protocol::keys::Keys;
+use windlass::protocol::names::QueueName;
+use windlass::protocol::policy::Policy;
+use windlass::{State, TaskId};
+
+use crate::support::load::{Account, LedBy, Load};
+use crate::support::servers::Server;
+use crate::support::{fresh_queue, owner};
+use windlass::broker::Broker;
+
+/// A queue on a Redis, with its history in a database.
+pub(super) struct Ground {
+    pub(super) name: QueueName,
+    pub(super) keys: Keys,
+    pub(super) redis: Redis,
+    pub(super) redis_url: String,
+    pub(super) log_url: String,
+    pub(super) broker: Arc<RedisBroker>,
+}
+
+impl Ground {
+    pub(super) async fn new(server: &Server, log_url: String, policy: &Policy) -> Self {
+        let (name, redis_url) = (fresh_queue(), server.url());
+        let keys = Keys::new(&name);
+        let redis = Redis::new(RedisOptions::new(&redis_url)).expect("a usable URL");
+        let broker = Arc::new(redis.queue(keys.clone()).expect("usable keys"));
+        broker.provision(&owner(), policy).await.expect("the queue is made");
+        Self { name, keys, redis, redis_url, log_url, broker }
+    }
+
+    pub(super) fn log(&self) -> EventLog {
+        EventLog::open(&self.log_url).expect("a usable URL")
+    }
+
+    pub(super) fn load(&self, tasks: usize) -> Load {
+        let (keys, url) = (self.keys.clone(), self.redis_url.clone());
+        let connect = move || Arc::new(RedisBroker::new(keys.clone(), RedisOptions::new(&url)).expect("usable"));
+        Load { tasks, workers: 8, producers: 2, cut_percent: 2, led_by: LedBy::TheTest, connect: Box::new(connect) }
+    }
+
+    /// Leads in this process.
+    pub(super) async fn lead(&self) -> Runner {
+        let mut runner = Runner::start(LoopMetrics::default());
+        runner.listen(self.redis.notices());
+        runner.add(self.keys.prefix(), Queue::new(self.name.clone(), self.broker.clone(), Some(self.log()))).await;
+        runner
+    }
+
+    /// Leads in a process of its own.
+    pub(super) fn lead_apart(&self) -> Leader {
+        self.lead_apart_by(Command::new(leader_program()))
+    }
+
+    pub(super) fn lead_apart_by(&self, mut command: Command) -> Leader {
+        command.args([&self.redis_url, &self.name.to_string(), &self.log_url]);
+        Leader(command.stdin(Stdio::null()).spawn().expect("the leader starts"))
+    }
+
+    /// Checks tasks, events and dead letters after a load that ended.
+    pub(super) async fn check(&self, account: &Account) {
+        account.check_nothing_lost(&self.broker).await;
+        let events = self.events().await;
+        check_walks(&events, &account.accepted);
+        let failed: HashSet<_> = tasks_that(&events, State::Failed);
+        let letters = self.log().count_dead_letters(&self.name, &DeadLetterFilter::default()).await.expect("counted");
+        assert_eq!(letters as usize, failed.len(), "each failed task has one dead letter");
+    }
+
+    pub(super) async fn events(&self) -> Vec<RecordedEvent> {
+        let (log, mut all, mut cursor) = (self.log(), Vec::new(), Some(ListCursor::default()));
+        while let Some(from) = cursor {
+            let page = log.events(&self.name, &EventFilter::default(), from, 1000).await.expect("the log can be read");
+            all.extend(page.items);
+            cursor = page.next;
+        }
+        all
+    }
+}
+
+pub(super) fn tasks_that(events: &[RecordedEvent], state: State) -> HashSet<TaskId> {
+    events.iter().filter(|event| event.to == Some(state)).map(|event| event.task_id.clone()).collect()
+}
+
+/// Each task's events are one walk through the state machine, whole and to its end.
+fn check_walks(events: &[RecordedEvent], accepted: &[TaskId]) {
+    let mut walks: HashMap<&TaskId, Vec<(State, Option<State>)>> = HashMap::new();
+    for event in events {
+        let to = event.to.expect("every event moves a task");
+        walks.entry(&event.task_id).or_default().push((to, event.from));
+    }
+    assert_eq!(walks.len(), accepted.len(), "each accepted task has its events");
+    for (task, moves) in &walks {
+        let mut at = None;
+        for (to, from) in moves {
+            assert_eq!(*from, at, "{task}: {moves:?}");
+            assert!(from.is_none_or(|from| from.may_become(*to)), "{task}: {moves:?}");
+            at = Some(*to);
+        }
+        assert!(at.is_some_and(State::is_final), "{task}: {moves:?}");
+        let dead = moves.iter().position(|(to, _)| *to == State::DlqRecorded);
+        let failed = moves.iter().position(|(to, _)| *to == State::Failed);
+        assert!(failed.is_none() || dead < failed, "{task} failed before its dead letter was recorded: {moves:?}");
+    }
+}
+
+/// A leader in a process of its own, which ends with this value.
+pub(super) struct Leader(pub(super) Child);
+
+impl Leader {
+    pub(super) fn kill9(&mut self) {
+        self.0.kill().expect("the leader can be killed");
+        self.0.wait().expect("the leader ends");
+    }
+
+    pub(super) fn signal(&self, signal: &str) {
+        let done = Command::new("kill").args([signal, &self.0.id().to_string()]).status().expect("kill runs");
+        assert!(done.success(), "the leader is there");
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// `examples/leader.rs`, which cargo builds with the tests.
+pub(super) fn leader_program() -> PathBuf {
+    let test = std::env::current_exe().expect("this test has a path");
+    let program = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").join("examples/leader");
+    assert!(program.exists(), "{} is missing: cargo build --examples makes it (cargo test without --test does, too)", program.display());
+    program
+}
