@@ -20,7 +20,7 @@ BENCH_ARGS ?=
 help: ## Say what each target does
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
 
-servers: ## Get the Redis and Valkey servers the tests run against
+servers: ## Get the Redis, Valkey and PostgreSQL servers the tests run against
 	@tests/servers/install.sh
 
 check: ## Check formatting, lints and docs, and run the unit tests (needs no server)

@@ -108,11 +108,6 @@ impl EventLog {
         Ok(log)
     }
 
-    /// Where it is, without credentials.
-    pub fn place(&self) -> &str {
-        &self.shared.place
-    }
-
     /// Runs one operation, bounded in time. What is dropped half way is undone.
     async fn call<T>(
         &self,

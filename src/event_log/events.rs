@@ -69,6 +69,7 @@ pub struct EventFilter {
 
 /// How far [`EventLog::record_many`] came.
 #[derive(Debug, Default)]
+#[must_use = "it may have stopped before the last entry"]
 pub struct Progress {
     /// Entries that are now in the log, from the first on.
     pub entries: usize,

@@ -29,9 +29,10 @@ pub(super) async fn migrate(database: &Database) -> Result<(), Fault> {
     if is_current(database).await? {
         return Ok(());
     }
-    // In SQLite the transaction itself is the lock.
+    // In SQLite the transaction itself is the lock, and every text is UTF-8.
     let mut changes = database.begin().await?;
     if database.dialect() == Dialect::Postgres {
+        check_encoding(&mut changes).await?;
         changes.fetch(&Statement::new(LOCK, [])).await?;
     }
     changes.execute_file(VERSIONS_TABLE).await?;
@@ -40,6 +41,19 @@ pub(super) async fn migrate(database: &Database) -> Result<(), Fault> {
         apply(&mut changes, database.dialect(), number, migration).await?;
     }
     changes.commit().await
+}
+
+/// Another encoding lacks most characters, and the first event with one of them would hold up all others.
+async fn check_encoding(changes: &mut Changes) -> Result<(), Fault> {
+    let select = Statement::new("SELECT current_setting('server_encoding') AS encoding", []);
+    let rows = changes.fetch(&select).await?;
+    match rows.first().map(|row| row.text("encoding")).transpose()?.as_deref() {
+        Some("UTF8") => Ok(()),
+        other => Err(Fault::Invalid(format!(
+            "the event log's database is encoded as {}: use one that was made with ENCODING 'UTF8'",
+            other.unwrap_or("nothing known")
+        ))),
+    }
 }
 
 async fn apply(changes: &mut Changes, dialect: Dialect, number: i64, migration: &Migration) -> Result<(), Fault> {

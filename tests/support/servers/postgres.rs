@@ -8,6 +8,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::Wait;
 use super::process::{self, Berth, User};
@@ -32,7 +33,7 @@ pub struct Postgres {
 
 impl Postgres {
     /// Starts a server and returns once it answers. What it has committed survives
-    /// [`Postgres::kill9`], though not a loss of power: tests need not wait for the disk.
+    /// [`Postgres::crash`], though not a loss of power: tests need not wait for the disk.
     ///
     /// # Panics
     ///
@@ -90,8 +91,6 @@ impl Postgres {
         ] {
             args.extend(["-c".to_owned(), setting]);
         }
-        // A stale file of a killed server would name a process that may exist again.
-        let _ = fs::remove_file(dir.join(DATA).join("postmaster.pid"));
         let program = self.programs.join("postgres");
         let child = process::spawn_as(self.user.as_ref(), &program, &args, &dir.join(LOG));
         *self.child() = Some(child);
@@ -155,8 +154,9 @@ impl Postgres {
         self.end("INT").await;
     }
 
-    /// Kills the server and all of its processes, as a machine that fails would, and returns once it is gone.
-    pub async fn kill9(&self) {
+    /// Ends the server and all of its processes on the spot, and returns once they are gone: no checkpoint, no
+    /// farewell to clients, and the next start has to recover.
+    pub async fn crash(&self) {
         self.end("QUIT").await;
     }
 
@@ -165,29 +165,8 @@ impl Postgres {
         self.launch().await;
     }
 
-    /// Stops all of its processes with SIGSTOP: connections stay open, and nothing is answered.
-    pub fn freeze(&self) {
-        self.signal_all("STOP");
-    }
-
-    /// Lets frozen processes continue.
-    pub fn thaw(&self) {
-        self.signal_all("CONT");
-    }
-
-    fn signal_all(&self, signal: &str) {
-        let pid = self.child().as_ref().expect("the server is not running").id();
-        // The parent first, so that it makes no child that is missed.
-        process::signal(pid, signal);
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        for child in children.split_whitespace() {
-            // One that has just ended needs no signal.
-            let _ = Command::new("kill").args(["-s", signal, child]).output();
-        }
-    }
-
-    /// Sends a signal that ends it. (A SIGKILL of the parent alone would leave its children for a while,
-    /// with the port; SIGQUIT ends them all at once, without a checkpoint.)
+    /// Sends a signal that ends it. (SIGKILL of the parent alone would leave its children for a while, and its
+    /// shared memory for good.)
     async fn end(&self, signal: &str) {
         let Some(mut child) = self.child().take() else { return };
         process::signal(child.id(), signal);
@@ -209,14 +188,11 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        if self.child().is_none() {
-            return;
-        }
-        self.thaw();
-        let mut child = self.child().take().expect("it was just there");
+        let Some(mut child) = self.child().take() else { return };
         // Asked to end, it takes its children and its shared memory with it; SIGKILL would leave them.
         process::signal(child.id(), "QUIT");
-        for _ in 0..200 {
+        let asked = Instant::now();
+        while asked.elapsed() < super::LIMIT {
             if !matches!(child.try_wait(), Ok(None)) {
                 return;
             }
