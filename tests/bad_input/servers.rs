@@ -49,7 +49,13 @@ async fn a_full_server_refuses_new_tasks_and_drains() {
         server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
 
         queue.refuses(broker.enqueue(&[task()]), TRANSIENT, "is out of memory and takes no new tasks").await;
-        let replay = ReplayRequest { dead_letter: letter, new_id: TaskId::generate(), payload: None };
+        let replay = ReplayRequest {
+            dead_letter: letter,
+            new_id: TaskId::generate(),
+            payload: None,
+            person: "ada".into(),
+            reason: None,
+        };
         queue.refuses(broker.replay(&replay), TRANSIENT, "is out of memory").await;
 
         let tasks = queue.claim(10).await;
