@@ -159,8 +159,9 @@ fn place_of<A: std::str::FromStr, B: std::str::FromStr>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::broker::OutboxEntry;
-    use crate::protocol::names::QueueName;
+    use crate::broker::{ErrorClass, Event, OutboxEntry};
+    use crate::protocol::names::{Epoch, QueueName, TaskType};
+    use crate::protocol::state::State;
 
     /// The loops that use the log are spawned.
     #[tokio::test]
@@ -173,6 +174,52 @@ mod tests {
         sendable(&log.record_many(&queue, &[]));
         sendable(&log.causes(&queue, &DeadLetterFilter::default(), ListCursor::default(), 1));
         assert_eq!(format!("{log:?}"), "EventLog { place: \"unused.db\", .. }");
+    }
+
+    fn hundred_moves(name: usize) -> OutboxEntry {
+        let event = |i: usize| Event {
+            task: format!("{name}-{i}").parse().expect("valid"),
+            from: None,
+            to: State::Queued,
+            epoch: Epoch(0),
+            at: jiff::Timestamp::UNIX_EPOCH,
+            task_type: TaskType::default(),
+            retry_count: 0,
+            tenant_id: None,
+            trace_id: None,
+            consumer: None,
+            message_id: None,
+            detail: None,
+        };
+        OutboxEntry { id: String::new(), events: (0..100).map(event).collect() }
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_delays_events_and_loses_none() {
+        let folder = std::env::temp_dir().join(format!("windlass-full-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a temporary directory");
+        let url = format!("sqlite://{}/log.db", folder.display());
+        let small = url::sqlite_options(&url).expect("a usable URL").pragma("max_page_count", "100");
+        let (database, place) = (Database::sqlite(small), "small".to_owned());
+        let log = EventLog { shared: Arc::new(Shared { database, place, migrated: OnceCell::new() }) };
+        let queue: QueueName = "q".parse().expect("valid");
+        let mut entries = 0;
+        let error = loop {
+            match log.record(&queue, &hundred_moves(entries)).await {
+                Ok(new) => assert_eq!(new, 100),
+                Err(error) => break error,
+            }
+            entries += 1;
+        };
+        assert!(matches!(error, EventLogError::Full { .. }), "{error}");
+        assert_eq!(error.class(), ErrorClass::Transient);
+        assert!(entries > 0, "there was some room");
+        let roomy = EventLog::open(&url).expect("a usable URL");
+        for entry in 0..=entries {
+            let new = if entry < entries { 0 } else { 100 };
+            assert_eq!(roomy.record(&queue, &hundred_moves(entry)).await.expect("there is room"), new);
+        }
+        std::fs::remove_dir_all(&folder).expect("removed");
     }
 
     #[test]

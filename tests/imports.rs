@@ -39,16 +39,24 @@ struct OnlyIn {
     places: &'static [&'static str],
 }
 
-const CRATES: [OnlyIn; 4] = [
+/// Where SQL is spoken.
+const SQL: &[&str] = &["src/event_log.rs", "src/event_log/", "src/broker/postgres"];
+
+const CRATES: [OnlyIn; 5] = [
     OnlyIn { name: "redis", places: &["src/broker/redis.rs", "src/broker/redis/"] },
     OnlyIn { name: "kube", places: &["src/operator", "src/crd"] },
     OnlyIn { name: "k8s_openapi", places: &["src/operator", "src/crd"] },
-    OnlyIn { name: "sqlx", places: &["src/event_log", "src/broker/postgres"] },
+    OnlyIn { name: "sqlx", places: SQL },
+    OnlyIn { name: "jiff_sqlx", places: SQL },
 ];
 
 /// The pure part, and what it must not name.
 const PURE: &str = "src/protocol";
-const IMPURE: [&str; 5] = ["tokio", "redis", "kube", "k8s_openapi", "sqlx"];
+const IMPURE: [&str; 6] = ["tokio", "redis", "kube", "k8s_openapi", "sqlx", "jiff_sqlx"];
+
+/// The part that knows SQL, and what it must not name.
+const EVENT_LOG: &[&str] = &["src/event_log.rs", "src/event_log/"];
+const BEHIND_THE_BROKER: [&str; 3] = ["broker::redis", "broker::model", "broker::session"];
 
 /// How every key of a queue begins.
 const KEY_PREFIX: &str = "windlass:{";
@@ -83,6 +91,9 @@ fn breaches_of(source: &Source) -> Vec<Breach> {
             if names_broker(code) {
                 breach("the protocol must not know the broker".to_owned());
             }
+        }
+        if source.is_under(EVENT_LOG) && BEHIND_THE_BROKER.iter().any(|module| code.contains(module)) {
+            breach("the event log knows the broker's events, not how a broker works".to_owned());
         }
         if line.replace("{{", "{").contains(KEY_PREFIX) && source.path != KEYS {
             breach(format!("only {KEYS} spells keys"));
@@ -172,7 +183,9 @@ fn sources() -> Vec<Source> {
 #[test]
 fn every_source_keeps_to_the_map() {
     let sources = sources();
-    for expected in ["src/broker.rs", "src/protocol/keys.rs", "src/broker/redis/lua/claim.lua"] {
+    for expected in
+        ["src/broker.rs", "src/event_log/database.rs", "src/protocol/keys.rs", "src/broker/redis/lua/claim.lua"]
+    {
         assert!(sources.iter().any(|source| source.path == expected), "{expected} was not looked at");
     }
     let breaches = breaches(&sources);
@@ -187,7 +200,9 @@ fn the_places_that_the_rules_allow_are_used() {
         let named = |source: &&Source| source.text.lines().any(|line| names_crate(code_of(line), only.name));
         sources.iter().filter(|source| source.is_under(only.places)).any(|source| named(&source))
     };
-    assert!(used(&CRATES[0]), "the broker on Redis names redis");
+    for name in ["redis", "sqlx", "jiff_sqlx"] {
+        assert!(CRATES.iter().any(|only| only.name == name && used(only)), "{name} is named where it may be");
+    }
     assert!(sources.iter().any(|source| source.path == KEYS && source.text.contains("windlass:{{{")));
 }
 
@@ -219,6 +234,9 @@ fn a_crate_in_the_wrong_place_is_found() {
     assert_eq!(broken("src/broker/model.rs", "let row = sqlx::query(\"\");"), 1);
     assert_eq!(broken("src/broker/postgres/schema.rs", "let row = sqlx::query(\"\");"), 0);
     assert_eq!(broken("src/event_log.rs", "use sqlx::Row;"), 0);
+    assert_eq!(broken("src/event_log/url.rs", "use jiff_sqlx::ToSqlx;"), 0);
+    assert_eq!(broken("src/event_logger.rs", "use sqlx::Row;"), 1);
+    assert_eq!(broken("src/maintenance.rs", "use jiff_sqlx::ToSqlx;"), 1);
 }
 
 #[test]
@@ -249,6 +267,14 @@ fn an_impure_protocol_is_found() {
     }
     assert_eq!(broken("src/protocol.rs", "use redis::Value;"), 2, "by both rules");
     assert_eq!(broken("src/protocol.rs", "//! Where a broker and tokio are words."), 0);
+}
+
+#[test]
+fn an_event_log_that_reaches_behind_the_broker_is_found() {
+    let line = "use crate::broker::redis::RedisBroker;";
+    assert_eq!(broken("src/event_log/events.rs", line), 1);
+    assert_eq!(broken("src/event_log/events.rs", "use crate::broker::{Event, OutboxEntry};"), 0);
+    assert_eq!(broken("src/maintenance.rs", line), 0);
 }
 
 #[test]

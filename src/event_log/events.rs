@@ -13,6 +13,9 @@ use crate::protocol::state::{RetryReason, State};
 /// The error code of a task whose approval was refused.
 const APPROVAL_REJECTED: &str = "approval_rejected";
 
+/// How many entries are written before others get the connection: SQLite has but one to write with.
+const ENTRIES_A_TURN: usize = 32;
+
 /// An event, as the log keeps it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -115,23 +118,28 @@ impl EventLog {
         self.call("record", async |database| Ok(database.execute(&insert).await? as usize)).await
     }
 
-    /// Writes outbox entries in their order, each in a transaction of its own, over one
-    /// connection. What it says it has written may be trimmed from the outbox.
+    /// Writes outbox entries in their order, each in a transaction of its own.
+    /// What it says it has written may be trimmed from the outbox.
     pub async fn record_many(&self, queue: &QueueName, entries: &[OutboxEntry]) -> Progress {
         let mut progress = Progress::default();
-        let mut writer = match self.call("record", Database::writer).await {
-            Ok(writer) => writer,
-            Err(error) => return Progress { stopped: Some(error), ..progress },
-        };
-        for entry in entries {
-            let insert = self.insert_of(queue, entry);
-            match self.call("record", async |_| writer.execute(&insert).await).await {
-                Ok(new) => progress.new += new as usize,
-                Err(error) => return Progress { stopped: Some(error), ..progress },
+        for turn in entries.chunks(ENTRIES_A_TURN) {
+            progress.stopped = self.record_turn(queue, turn, &mut progress).await.err();
+            if progress.stopped.is_some() {
+                break;
             }
-            progress.entries += 1;
         }
         progress
+    }
+
+    /// Writes entries over one connection.
+    async fn record_turn(&self, queue: &QueueName, entries: &[OutboxEntry], progress: &mut Progress) -> Result<()> {
+        let mut writer = self.call("record", Database::writer).await?;
+        for entry in entries {
+            let insert = self.insert_of(queue, entry);
+            progress.new += self.call("record", async |_| writer.execute(&insert).await).await? as usize;
+            progress.entries += 1;
+        }
+        Ok(())
     }
 
     /// Everything that happened to a task, in its order; at most [`super::MAX_PAGE`] events.

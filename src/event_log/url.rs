@@ -38,6 +38,13 @@ fn postgres(url: &str) -> Result<(Database, String), EventLogError> {
 }
 
 fn sqlite(url: &str) -> Result<(Database, String), EventLogError> {
+    let options = sqlite_options(url)?;
+    let place = options.get_filename().display().to_string();
+    Ok((Database::sqlite(options), place))
+}
+
+/// How an SQLite file is opened.
+pub(super) fn sqlite_options(url: &str) -> Result<SqliteConnectOptions, EventLogError> {
     if url.contains(":memory:") || url.contains("mode=memory") {
         return Err(refused("an event log in memory would be forgotten; name a file: sqlite://PATH/TO/FILE"));
     }
@@ -51,15 +58,14 @@ fn sqlite(url: &str) -> Result<(Database, String), EventLogError> {
     if !folder.is_dir() {
         return Err(refused(&format!("there is no directory {}; make it, or name another file", folder.display())));
     }
-    let options = options
+    Ok(options
         .create_if_missing(true)
         .foreign_keys(true)
         .journal_mode(SqliteJournalMode::Wal)
         // The outbox is trimmed behind what is committed here, so a commit must survive a power cut.
         .synchronous(SqliteSynchronous::Full)
         .busy_timeout(BUSY_LIMIT)
-        .disable_statement_logging();
-    Ok((Database::sqlite(options), file.display().to_string()))
+        .disable_statement_logging())
 }
 
 fn refused(advice: &str) -> EventLogError {

@@ -180,8 +180,9 @@ impl Postgres {
         // The parent first, so that it makes no child that is missed.
         process::signal(pid, signal);
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        for child in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
-            process::signal(child, signal);
+        for child in children.split_whitespace() {
+            // One that has just ended needs no signal.
+            let _ = Command::new("kill").args(["-s", signal, child]).output();
         }
     }
 

@@ -1,0 +1,57 @@
+//! Nothing is forgotten too early, and no call forgets too much.
+
+use windlass::event_log::{Action, DeadLetterFilter, EventFilter, Review};
+use windlass::protocol::task::DeadLetter;
+
+use super::place::{Place, all_events, at, entry_of, letter, queue, task};
+
+async fn events_go_in_bounded_batches_and_never_before_their_time(place: &Place) {
+    let log = place.log().await;
+    let other = "shop/letters".parse().expect("valid");
+    log.record(&queue(), &entry_of("a", 100)).await.expect("recorded");
+    log.record(&other, &entry_of("a", 100)).await.expect("recorded");
+    let mut deleted = Vec::new();
+    while let count @ 1.. = log.delete_events_before(&queue(), at(50), 20).await.expect("answered") {
+        deleted.push(count);
+    }
+    assert_eq!(deleted, [20, 20, 10]);
+    let left = all_events(&log, &EventFilter::default(), 1000).await;
+    assert_eq!((left.len(), left[0].occurred_at), (50, at(50)));
+    assert_eq!(log.history(&other, &task("a-0")).await.expect("answered").len(), 1, "another queue's stay");
+}
+
+async fn a_dead_letter_is_kept_for_its_time_after_it_failed_and_after_it_was_decided_on(place: &Place) {
+    let log = place.log().await;
+    let dead = |id: &str, ms| DeadLetter { failed_at: at(ms), ..letter(id, "no") };
+    let (open, decided, young) = (dead("open", 10), dead("decided", 10), dead("young", 200));
+    for letter in [&open, &decided, &young] {
+        log.record_dead_letter(&queue(), letter).await.expect("recorded");
+    }
+    let review = Review {
+        dead_letter: decided.id.clone(),
+        action: Action::Discarded,
+        person: "ada".to_owned(),
+        reason: "hopeless".to_owned(),
+        new_task: None,
+        at: at(150),
+    };
+    log.record_review(&queue(), &review).await.expect("recorded");
+    let left = async || {
+        let page = log.dead_letters(&queue(), &DeadLetterFilter::default(), Default::default(), 10).await;
+        page.expect("answered").items.iter().map(|found| found.letter.id.task.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(log.delete_dead_letters_before(&queue(), at(10), 10).await.expect("answered"), 0);
+    assert_eq!(log.delete_dead_letters_before(&queue(), at(100), 10).await.expect("answered"), 1);
+    assert_eq!(left().await, ["decided", "young"]);
+    assert_eq!(log.reviews(&queue(), &decided.id).await.expect("answered").len(), 1);
+    assert_eq!(log.delete_dead_letters_before(&queue(), at(300), 1).await.expect("answered"), 1, "one at a time");
+    assert_eq!(left().await, ["young"], "the oldest first");
+    assert!(log.reviews(&queue(), &decided.id).await.expect("answered").is_empty(), "what was said goes with it");
+    let events = all_events(&log, &EventFilter::default(), 10).await;
+    assert_eq!(events.len(), 1, "events have their own retention");
+}
+
+suite!(
+    events_go_in_bounded_batches_and_never_before_their_time,
+    a_dead_letter_is_kept_for_its_time_after_it_failed_and_after_it_was_decided_on,
+);
