@@ -191,7 +191,7 @@ mod tests {
             message_id: None,
             detail: None,
         };
-        OutboxEntry { id: String::new(), events: (0..100).map(event).collect() }
+        OutboxEntry { id: String::new(), events: (0..100).map(event).collect(), decisions: Vec::new() }
     }
 
     #[tokio::test]

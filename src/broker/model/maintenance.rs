@@ -235,6 +235,7 @@ mod tests {
     use crate::protocol::policy::{Policy, ReclaimCause};
     use crate::protocol::state::{RetryReason, State};
     use crate::protocol::task::{NewTask, NotBefore};
+    use std::time::Duration;
 
     const VISIBILITY_MS: u64 = 300_000;
 

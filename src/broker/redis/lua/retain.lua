@@ -5,9 +5,9 @@
 --   ms until there may be more to remove (0 to go on at once), or '' when time alone brings nothing,
 --   consumer group that holds back what would go, or ''}
 --
--- Which entries. A result goes when its time is over (`retain_failed` for failed ones, `retain_succeeded` for the
--- others), or when there are more than `result_max_entries`, or when they take more than `result_max_mebibytes`: then
--- the oldest go first. A dead letter goes when its time is over. Never goes what a consumer group of the stream has
+-- Which entries. A result goes when its time is over (failed ones have a time of their own, cancelled ones that of the
+-- succeeded), or when there are more entries than the policy keeps, or when they take more memory than it gives them:
+-- then the oldest go first. A dead letter goes when its time is over. Never goes what a consumer group of the stream has
 -- not acknowledged, neither pending nor yet to be delivered: the stream is somebody's inbox. Never goes what somebody
 -- else wrote to an adopted stream, and it does not count towards the bounds.
 --
@@ -30,16 +30,16 @@
 --
 -- The cursor's words: phase ('dead', 'results', 'rest'), last dead letter and last result looked at, last of those at
 -- the beginning that are somebody else's, 'over' if the round removes what is above a bound, how many entries fit
--- into the memory, when one of those passed may go, when the next dead letter may go, and the times of the policy that all of
--- them were judged by, or 'changed'.
+-- into the memory, when one of those passed may go, when the next dead letter may go, and the times of the policy
+-- that all of them were judged by, or 'changed'.
 local NEVER = 9e15
-local facts = call('HMGET', KEYS[1], 'retain_succeeded', 'retain_failed', 'result_max_entries', 'result_max_mebibytes')
-if not facts[4] then
+local retention = call('HGET', KEYS[1], 'retention')
+if not retention then
   return { 0, 0, '', '', '' } -- a policy from before there was retention
 end
-local succeeded, failed = tonumber(facts[1]), tonumber(facts[2])
+local succeeded, failed, most_entries, most_mebibytes = unpack(cmsgpack.unpack(retention))
 local shortest = math.min(succeeded, failed)
-local times = facts[1] .. '/' .. facts[2]
+local times = string.format('%.0f/%.0f', succeeded, failed)
 local budget, room, held_by = tonumber(ARGV[4]), 1048576, ''
 
 local words = {}
@@ -146,7 +146,7 @@ if phase == 'rest' then
   end
   -- A server may not let us ask: then the number of entries is the only bound.
   local bytes, length = redis.pcall('MEMORY', 'USAGE', KEYS[3], 'SAMPLES', 5), call('XLEN', KEYS[3])
-  fits = type(bytes) == 'number' and math.floor(tonumber(facts[4]) * 1048576 / bytes * length) or NEVER
+  fits = type(bytes) == 'number' and math.floor(most_mebibytes * 1048576 / bytes * length) or NEVER
 end
 
 local letters = {}
@@ -198,7 +198,7 @@ if phase == 'results' then
   if KEYS[3] ~= P .. 'result' then
     ours = math.min(ours, call('HLEN', P .. 'done') + call('HLEN', P .. 'alias'))
   end
-  local excess = ours - math.min(tonumber(facts[3]), fits)
+  local excess = ours - math.min(most_entries, fits)
   if excess > 0 and not over then
     over, result_at, due = true, base, NEVER
   end
