@@ -14,9 +14,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use windlass::broker::redis::{Redis, RedisOptions};
 use windlass::event_log::EventLog;
+use windlass::maintenance::Queue;
 use windlass::maintenance::metrics::LoopMetrics;
 use windlass::maintenance::runner::Runner;
-use windlass::maintenance::Queue;
 use windlass::protocol::keys::Keys;
 use windlass::protocol::names::QueueName;
 

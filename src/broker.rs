@@ -7,7 +7,8 @@
 //! Main flow: `enqueue` puts a task into a lane or parks it until it is due;
 //! `claim` leases it to a worker; `extend` renews the lease; `settle` ends the
 //! attempt with a result, a retry or a dead letter; `promote`, `reclaim`,
-//! `record_dead_letter` and `sweep` move what no worker moves.
+//! `record_dead_letter` and `sweep` move what no worker moves, and `retain`
+//! forgets what has been kept for long enough.
 //!
 //! [`model`] is the same in memory, for tests; [`redis`] is the real thing.
 
@@ -406,6 +407,10 @@ pub struct ReplayRequest {
     pub new_id: TaskId,
     /// A corrected payload.
     pub payload: Option<Payload>,
+    /// Who.
+    pub person: String,
+    /// Why, if that was said.
+    pub reason: Option<String>,
 }
 
 /// What became of a replay.
@@ -466,6 +471,99 @@ pub enum Discarded {
     AlreadyDiscarded,
     /// There is no such dead letter.
     Unknown,
+}
+
+/// What a person said about a dead letter, and when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Voice {
+    /// Who.
+    pub person: String,
+    /// Why, if that was said.
+    pub reason: Option<String>,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// Where a dead letter stands with the people who look after it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Review {
+    /// Nobody has said anything.
+    Open,
+    /// Somebody wants to give it up, and somebody else has to agree.
+    DiscardRequested(Voice),
+    /// It runs again.
+    Replayed {
+        /// As this task.
+        task: TaskId,
+        /// Who decided.
+        by: Voice,
+    },
+    /// It was given up.
+    Discarded {
+        /// Who decided.
+        by: Voice,
+        /// Who asked for it before, where two had to agree.
+        requested: Option<Voice>,
+    },
+}
+
+/// A dead letter that was recorded, and what people decided about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadLetterView {
+    /// What died.
+    pub letter: DeadLetter,
+    /// When it was recorded.
+    pub recorded_at: Timestamp,
+    /// What was decided.
+    pub review: Review,
+}
+
+/// What a person did about a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DecisionAction {
+    /// It runs again.
+    Replayed,
+    /// It is to be given up; somebody else has to agree.
+    DiscardRequested,
+    /// It was given up.
+    Discarded,
+}
+
+/// A person's decision about a dead letter, as the outbox carries it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// Which dead letter.
+    pub dead_letter: DeadLetterId,
+    /// What was decided.
+    pub action: DecisionAction,
+    /// Who.
+    pub person: String,
+    /// Why, if that was said.
+    pub reason: Option<String>,
+    /// The task that it runs again as.
+    pub new_task: Option<TaskId>,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// Where a walk through results and dead letters goes on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RetainCursor(pub(crate) String);
+
+/// What a step of retention did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Retained {
+    /// Entries of the result stream that were removed, with the tasks that they told of.
+    pub results: usize,
+    /// Dead letters that were removed.
+    pub dead_letters: usize,
+    /// How long until there may be more to remove: nothing when the walk is not at
+    /// its end yet, `None` when nothing is kept that time alone will end.
+    pub next_in: Option<Duration>,
+    /// A consumer group that has not acknowledged what would have been removed.
+    pub held_by: Option<String>,
+    /// For the next call. It may be lost: the walk then begins anew.
+    pub cursor: RetainCursor,
 }
 
 /// Where a sweep goes on.
@@ -609,13 +707,15 @@ pub struct Event {
     pub detail: Option<String>,
 }
 
-/// An entry of the outbox: the moves of one operation.
+/// An entry of the outbox: the moves of one operation, and the decision that led to them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutboxEntry {
     /// Its place; trim up to it when it is recorded.
     pub id: String,
     /// The moves, in their order.
     pub events: Vec<Event>,
+    /// What people decided, in the same step.
+    pub decisions: Vec<Decision>,
 }
 
 /// Why a sleeping worker woke.
@@ -719,14 +819,24 @@ pub trait Broker: Send + Sync {
     /// Writes the dead letter and fails the task.
     async fn record_dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Recorded>;
 
-    /// A dead letter that was recorded.
-    async fn dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Option<DeadLetter>>;
+    /// A dead letter that was recorded, and what was decided about it.
+    async fn dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Option<DeadLetterView>>;
+
+    /// Recorded dead letters, the newest first, up to [`MAX_BATCH`] a page; large
+    /// ones make a page shorter.
+    async fn dead_letters(&self, cursor: ListCursor, limit: usize) -> Result<Page<DeadLetterView>>;
 
     /// Runs a dead letter again as a new task.
     async fn replay(&self, request: &ReplayRequest) -> Result<Replayed>;
 
     /// Gives a dead letter up.
     async fn discard(&self, request: &DiscardRequest) -> Result<Discarded>;
+
+    /// Removes results, with the tasks that they tell of, and dead letters that
+    /// the policy's retention does not keep any longer. One call looks at up to
+    /// `limit` entries, at most [`MAX_BATCH`]. What a consumer group has not
+    /// acknowledged stays, whatever its age.
+    async fn retain(&self, cursor: RetainCursor, limit: usize) -> Result<Retained>;
 
     /// Checks that every live task is where its state says, repairs what is
     /// not, and clears away what dead workers left.

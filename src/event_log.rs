@@ -164,7 +164,7 @@ mod tests {
         fn sendable<T: Send>(_: &T) {}
         let log = EventLog::open("sqlite://unused.db").expect("a usable URL");
         let queue: QueueName = "q".parse().expect("valid");
-        let entry = OutboxEntry { id: String::new(), events: Vec::new() };
+        let entry = OutboxEntry { id: String::new(), events: Vec::new(), decisions: Vec::new() };
         sendable(&log.record(&queue, &entry));
         sendable(&log.record_many(&queue, &[]));
         sendable(&log.causes(&queue, &DeadLetterFilter::default(), ListCursor::default(), 1));
@@ -187,7 +187,7 @@ mod tests {
             message_id: None,
             detail: None,
         };
-        OutboxEntry { id: String::new(), events: (0..100).map(event).collect() }
+        OutboxEntry { id: String::new(), events: (0..100).map(event).collect(), decisions: Vec::new() }
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ pub mod metrics;
 pub mod promoter;
 pub mod reclaimer;
 pub mod recorder;
-
+pub mod retainer;
 pub mod runner;
 pub mod sampler;
 pub mod sweeper;
@@ -129,7 +129,7 @@ impl LoopName {
             Self::DeadLetterRouter => Box::new(dead_letter_router::DeadLetterRouter),
             Self::Recorder => Box::new(recorder::Recorder),
             Self::Sweeper => Box::<sweeper::Sweeper>::default(),
-            Self::Retainer => Box::new(promoter::Promoter),
+            Self::Retainer => Box::<retainer::Retainer>::default(),
         }
     }
 

@@ -26,6 +26,7 @@ mod conformance {
     mod policy;
     mod raw;
     mod recovery;
+    mod retention;
     mod seeds;
     mod sweep;
     mod time;

@@ -70,6 +70,10 @@ async fn ten_thousand_sequences_go_on_redis_7_0_as_in_the_model() {
         "replay KeyTaken",
         "replay Unknown",
         "replay refused",
+        "retain dead letters",
+        "retain rests for a time",
+        "retain results",
+        "retain went on",
         "settle AlreadySettled",
         "settle Cancelled",
         "settle Dead",
@@ -78,6 +82,7 @@ async fn ten_thousand_sequences_go_on_redis_7_0_as_in_the_model() {
         "settle ResultTooLarge",
         "settle Retrying",
         "settle Succeeded",
+        "settle Unknown",
         "sweep lost a worker",
         "trim entries",
     ]);
@@ -87,7 +92,13 @@ async fn ten_thousand_sequences_go_on_redis_7_0_as_in_the_model() {
 async fn sequences_in_bulk_go_on_redis_7_0_as_in_the_model() {
     let server = Server::start(Flavor::Redis70).await;
     let tally = hold(&Target::new(&server, ReclaimWith::Detect), &LONG, 2_000_000, 30).await;
-    tally.check(&["raw over 32", "reclaim went on", "reclaim_from over 100", "sweep of several pages"]);
+    tally.check(&[
+        "raw over 32",
+        "reclaim went on",
+        "reclaim_from over 100",
+        "retain over 25",
+        "sweep of several pages",
+    ]);
 }
 
 #[tokio::test]

@@ -25,7 +25,8 @@ async fn a_hundred_thousand_tasks_survive_clients_that_are_cut_off_and_die() {
     broker.provision(&owner(), &hasty_policy()).await.expect("the queue is made");
     // `make stress` runs ten times as many.
     let tasks = if std::env::var("WINDLASS_STRESS").is_ok_and(|how| how == "full") { 1_000_000 } else { 100_000 };
-    let load = Load { tasks, workers: 16, producers: 4, cut_percent: 5, led_by: LedBy::TheLoad, connect: Box::new(connect) };
+    let load =
+        Load { tasks, workers: 16, producers: 4, cut_percent: 5, led_by: LedBy::TheLoad, connect: Box::new(connect) };
     let account = load.run().await;
     account.check(&broker).await;
     println!("{} answers lost, {} workers died", account.cuts, account.deaths);

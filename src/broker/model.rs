@@ -13,7 +13,9 @@
 //! Where Redis leaves something open, so does a comparison with it: message
 //! ids differ (also inside the detail of a reclaimed task's claim), live tasks
 //! are listed in the order of their ids here and in no order there, and a sweep
-//! looks at everything at once.
+//! looks at everything at once. Nobody reads the results here but through the
+//! broker: there are no consumer groups that could hold them back, and no bytes
+//! to be counted.
 
 mod cancelling;
 mod claiming;
@@ -26,6 +28,7 @@ mod lane;
 mod maintenance;
 mod moves;
 mod record;
+mod retention;
 mod settling;
 mod sleeper;
 mod state;
@@ -161,17 +164,26 @@ impl Broker for Model {
         self.step(|step| step.record_dead_letter(dead_letter))
     }
 
-    async fn dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Option<DeadLetter>> {
-        self.step(|step| step.queue.dead_letter(dead_letter).cloned())
+    async fn dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Option<DeadLetterView>> {
+        self.step(|step| step.queue.dead_letter_view(dead_letter))
+    }
+
+    async fn dead_letters(&self, cursor: ListCursor, limit: usize) -> Result<Page<DeadLetterView>> {
+        self.step(|step| step.queue.dead_letters(&cursor, limit.clamp(1, MAX_BATCH)))
     }
 
     async fn replay(&self, request: &ReplayRequest) -> Result<Replayed> {
+        sentences::check_replay(request)?;
         self.step(|step| step.replay(request))?
     }
 
     async fn discard(&self, request: &DiscardRequest) -> Result<Discarded> {
         sentences::check_discard(request)?;
         self.step(|step| step.discard(request))
+    }
+
+    async fn retain(&self, cursor: RetainCursor, limit: usize) -> Result<Retained> {
+        self.step(|step| step.retain(&cursor, limit.clamp(1, MAX_BATCH)))
     }
 
     async fn sweep(&self, _: SweepCursor) -> Result<Swept> {

@@ -33,10 +33,11 @@ use self::script::{Call, SCRIPTS, Script};
 use self::sleeper::RedisSleeper;
 use super::clock::Clock;
 use super::{
-    Broker, BrokerError, Cancelled, ClaimRequest, Claimed, ClaimedTask, DiscardRequest, Discarded, Enqueued, Extended,
-    Lease, ListCursor, MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, Promoted, QueueCounts, ReclaimCursor,
-    Reclaimed, Recorded, Registered, ReplayRequest, Replayed, Result, SettleReply, Settled, Settlement, Sleeper,
-    SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord, sentences,
+    Broker, BrokerError, Cancelled, ClaimRequest, Claimed, ClaimedTask, DeadLetterView, DiscardRequest, Discarded,
+    Enqueued, Extended, Lease, ListCursor, MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, Promoted,
+    QueueCounts, ReclaimCursor, Reclaimed, Recorded, Registered, ReplayRequest, Replayed, Result, RetainCursor,
+    Retained, SettleReply, Settled, Settlement, Sleeper, SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord,
+    sentences,
 };
 use crate::protocol::DATA_MODEL_VERSION;
 use crate::protocol::keys::{Keys, NOTICES_CHANNEL};
@@ -589,7 +590,7 @@ impl Broker for RedisBroker {
     }
 
     async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>> {
-        let call = self.call(&SCRIPTS.dead_letters).arg(limit.clamp(1, MAX_BATCH)).arg("");
+        let call = self.call(&SCRIPTS.pending_dead_letters).arg(limit.clamp(1, MAX_BATCH));
         let read = |value| list(value)?.into_iter().map(reply::dead_letter).collect::<std::result::Result<_, _>>();
         read(self.run(call).await?).map_err(|m: Malformed| m.during("pending_dead_letters"))
     }
@@ -606,15 +607,21 @@ impl Broker for RedisBroker {
         }
     }
 
-    async fn dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Option<DeadLetter>> {
-        let call = self.call(&SCRIPTS.dead_letters).arg(1).arg(dead_letter.task.as_str());
-        let read = |value| list(value)?.into_iter().map(reply::dead_letter).next().transpose();
-        let found = read(self.run(call).await?).map_err(|m: Malformed| m.during("dead_letter"))?;
-        Ok(found.filter(|letter| letter.id == *dead_letter))
+    async fn dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Option<DeadLetterView>> {
+        let call = self.call(&SCRIPTS.dead_letters).arg(dead_letter.task.as_str()).arg("").arg(1);
+        let page = reply::dead_letter_page(self.run(call).await?).map_err(|m| m.during("dead_letter"))?;
+        Ok(page.items.into_iter().find(|view| view.letter.id == *dead_letter))
+    }
+
+    async fn dead_letters(&self, cursor: ListCursor, limit: usize) -> Result<Page<DeadLetterView>> {
+        let call = self.call(&SCRIPTS.dead_letters).arg("").arg(&cursor.0).arg(limit.clamp(1, MAX_BATCH));
+        reply::dead_letter_page(self.run(call).await?).map_err(|m| m.during("dead_letters"))
     }
 
     async fn replay(&self, request: &ReplayRequest) -> Result<Replayed> {
-        let Some(letter) = self.dead_letter(&request.dead_letter).await? else { return Ok(Replayed::Unknown) };
+        sentences::check_replay(request)?;
+        let Some(view) = self.dead_letter(&request.dead_letter).await? else { return Ok(Replayed::Unknown) };
+        let letter = view.letter;
         let extras = Extras { replay_of: Some(request.dead_letter.to_string()), ..letter.extras };
         let hash = match &request.payload {
             Some(payload) => {
@@ -629,7 +636,9 @@ impl Broker for RedisBroker {
             .arg(request.new_id.as_str())
             .arg(request.payload.as_ref().map_or("", |payload| payload.as_str()))
             .arg(hash)
-            .arg(token::encode_extras(&extras));
+            .arg(token::encode_extras(&extras))
+            .arg(&request.person)
+            .arg(sentences::kept_reason(request.reason.as_deref()).unwrap_or_default());
         let malformed = |m: Malformed| m.during("replay");
         let (word, mut rest) = word_and_rest(self.run(call).await?).map_err(malformed)?;
         let detail = text(rest.next().unwrap_or(Value::Nil)).map_err(malformed)?;
@@ -671,6 +680,26 @@ impl Broker for RedisBroker {
             }
         };
         read(self.run(call).await?).map_err(|m| m.during("discard"))
+    }
+
+    async fn retain(&self, cursor: RetainCursor, limit: usize) -> Result<Retained> {
+        let call = self.call(&SCRIPTS.retain).arg(&cursor.0).arg(limit.clamp(1, MAX_BATCH));
+        let read = |value| -> std::result::Result<Retained, Malformed> {
+            let [results, dead_letters, cursor, wait, held_by] = parts(value)?;
+            let (wait, held_by) = (text(wait)?, text(held_by)?);
+            let next_in = match wait.as_str() {
+                "" => None,
+                wait => Some(Duration::from_millis(number(Value::SimpleString(wait.to_owned()))?)),
+            };
+            Ok(Retained {
+                results: number(results)? as usize,
+                dead_letters: number(dead_letters)? as usize,
+                next_in,
+                held_by: (!held_by.is_empty()).then_some(held_by),
+                cursor: RetainCursor(text(cursor)?),
+            })
+        };
+        read(self.run(call).await?).map_err(|m| m.during("retain"))
     }
 
     async fn sweep(&self, cursor: SweepCursor) -> Result<Swept> {
@@ -748,8 +777,21 @@ impl Broker for RedisBroker {
 
     async fn counts(&self) -> Result<QueueCounts> {
         let read = |value| -> std::result::Result<QueueCounts, Malformed> {
-            let [backlog, running, delayed, retrying, dlq_pending, dead, finished, oldest, workers, outbox, invalid, heard, now] =
-                parts(value)?;
+            let [
+                backlog,
+                running,
+                delayed,
+                retrying,
+                dlq_pending,
+                dead,
+                finished,
+                oldest,
+                workers,
+                outbox,
+                invalid,
+                heard,
+                now,
+            ] = parts(value)?;
             let (now, heard) = (number(now)?, text(heard)?);
             let oldest = text(oldest)?;
             Ok(QueueCounts {

@@ -6,12 +6,15 @@
 
 use std::fmt::Display;
 
-use super::{BrokerError, DiscardRequest, MAX_BATCH, MAX_ERROR_BYTES, Result};
+use super::{BrokerError, DiscardRequest, MAX_BATCH, MAX_ERROR_BYTES, ReplayRequest, Result};
 use crate::protocol::names::IdempotencyKey;
 use crate::protocol::task::NewTask;
 
 /// The highest retry limit that a task may bring along; raw entries are held to the same.
 const MOST_RETRIES: u32 = 1000;
+
+/// The longest name of a person that is kept.
+const LONGEST_PERSON: usize = 512;
 
 /// Checks what can be said of new tasks without their queue's policy.
 pub(crate) fn check_new(tasks: &[NewTask]) -> Result<()> {
@@ -33,11 +36,34 @@ pub(crate) fn check_batch(size: usize) -> Result<()> {
     if size > MAX_BATCH { Err(BrokerError::Invalid(batch_too_large(size))) } else { Ok(()) }
 }
 
+/// Checks that a replay says who.
+pub(crate) fn check_replay(request: &ReplayRequest) -> Result<()> {
+    if request.person.trim().is_empty() {
+        return Err(BrokerError::Invalid("a replay needs a person: say who runs the dead letter again".to_owned()));
+    }
+    check_person(&request.person)
+}
+
+fn check_person(person: &str) -> Result<()> {
+    match person.len() {
+        0..=LONGEST_PERSON => Ok(()),
+        bytes => Err(BrokerError::Invalid(format!(
+            "the person's name has {bytes} bytes, more than {LONGEST_PERSON}: give the name that people sign in with"
+        ))),
+    }
+}
+
+/// A reason as it is kept: cut like an error, and none where nothing was said.
+pub(crate) fn kept_reason(reason: Option<&str>) -> Option<String> {
+    reason.filter(|reason| !reason.trim().is_empty()).map(cut_error)
+}
+
 /// Checks that a discard says who and why.
 pub(crate) fn check_discard(request: &DiscardRequest) -> Result<()> {
     if request.person.trim().is_empty() {
         return Err(BrokerError::Invalid("a discard needs a person: say who gives the dead letter up".to_owned()));
     }
+    check_person(&request.person)?;
     if request.reason.trim().is_empty() {
         return Err(BrokerError::Invalid("a discard needs a reason: say why the dead letter is given up".to_owned()));
     }
@@ -163,7 +189,24 @@ mod tests {
         };
         assert!(sentence(check_discard(&request("ada", " "))).contains("needs a reason"));
         assert!(sentence(check_discard(&request("", "obsolete"))).contains("needs a person"));
+        assert!(sentence(check_discard(&request(&"x".repeat(513), "obsolete"))).contains("513 bytes"));
         check_discard(&request("ada", "obsolete")).expect("both are there");
+    }
+
+    #[test]
+    fn a_replay_says_who_and_may_say_why() {
+        let request = |person: &str| ReplayRequest {
+            dead_letter: "a#1".parse().expect("valid"),
+            new_id: "b".parse().expect("valid"),
+            payload: None,
+            person: person.into(),
+            reason: None,
+        };
+        assert!(sentence(check_replay(&request(" "))).contains("needs a person"));
+        assert!(sentence(check_replay(&request(&"x".repeat(513)))).contains("more than 512"));
+        check_replay(&request("ada")).expect("a reason is not asked for");
+        assert_eq!(kept_reason(Some(" ")), None);
+        assert_eq!(kept_reason(Some("fixed")).as_deref(), Some("fixed"));
     }
 
     #[test]

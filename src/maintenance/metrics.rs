@@ -103,7 +103,8 @@ const GAUGES: [Gauge; 9] = [
 impl Collector for Queues {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let queues = self.0.lock().expect("invariant: no panic while held");
-        let seen: Vec<_> = queues.values().filter_map(|queue| Some((queue.name.to_string(), queue.counts()?))).collect();
+        let seen: Vec<_> =
+            queues.values().filter_map(|queue| Some((queue.name.to_string(), queue.counts()?))).collect();
         for (name, help, value) in GAUGES {
             let gauge = ConstGauge::<i64>::new(0);
             let mut metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;

@@ -181,8 +181,16 @@ async fn a_wrong_epoch_names_no_dead_letter() {
     assert_eq!(queue.broker.record_dead_letter(&right).await.expect("answered"), Recorded::Done);
     let before = queue.snapshot().await;
     assert_eq!(queue.broker.dead_letter(&wrong).await.expect("answered"), None);
-    let replay = ReplayRequest { dead_letter: wrong.clone(), new_id: TaskId::generate(), payload: None };
+    let replay = ReplayRequest {
+        dead_letter: wrong.clone(),
+        new_id: TaskId::generate(),
+        payload: None,
+        person: "ada".into(),
+        reason: None,
+    };
     assert_eq!(queue.broker.replay(&replay).await.expect("answered"), Replayed::Unknown);
+    let nobody = ReplayRequest { dead_letter: right, person: " ".into(), ..replay };
+    queue.refuses(queue.broker.replay(&nobody), ErrorClass::Invalid, "a replay needs a person").await;
     let discard = DiscardRequest { dead_letter: wrong, person: "ada".into(), reason: "obsolete".into() };
     assert_eq!(queue.broker.discard(&discard).await.expect("answered"), Discarded::Unknown);
     assert_eq!(queue.snapshot().await, before);

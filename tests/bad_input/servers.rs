@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use windlass::broker::redis::{RedisOptions, ReplicaAck};
 use windlass::broker::{
-    Broker, BrokerError, Cancelled, ClaimRequest, ErrorClass, Extended, Recorded, ReplayRequest, Settled,
+    Broker, BrokerError, Cancelled, ClaimRequest, DiscardRequest, Discarded, ErrorClass, Extended, Recorded,
+    ReplayRequest, Settled,
 };
 use windlass::protocol::names::{Capabilities, DeadLetterId};
 use windlass::{State, TaskId};
@@ -49,8 +50,17 @@ async fn a_full_server_refuses_new_tasks_and_drains() {
         server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
 
         queue.refuses(broker.enqueue(&[task()]), TRANSIENT, "is out of memory and takes no new tasks").await;
-        let replay = ReplayRequest { dead_letter: letter, new_id: TaskId::generate(), payload: None };
+        let replay = ReplayRequest {
+            dead_letter: letter,
+            new_id: TaskId::generate(),
+            payload: None,
+            person: "ada".into(),
+            reason: None,
+        };
         queue.refuses(broker.replay(&replay), TRANSIENT, "is out of memory").await;
+        let (person, reason) = ("ada".to_owned(), "obsolete".to_owned());
+        let discard = DiscardRequest { dead_letter: replay.dead_letter, person, reason };
+        assert_eq!(broker.discard(&discard).await.expect("answered"), Discarded::Done);
 
         let tasks = queue.claim(10).await;
         assert_eq!(tasks.len(), 6, "{flavor:?}: what is there is given out, raw entries too");
@@ -72,6 +82,10 @@ async fn a_full_server_refuses_new_tasks_and_drains() {
         }
         let counts = broker.counts().await.expect("answered");
         assert_eq!((counts.backlog, counts.running, counts.retrying), (0, 0, 1), "{flavor:?}: it drained");
+        queue.set(|policy| (policy.retention.succeeded, policy.retention.failed) = Default::default()).await;
+        let retained = broker.retain(Default::default(), 100).await.expect("answered");
+        assert_eq!((retained.results, retained.dead_letters), (6, 2), "{flavor:?}: what is finished makes room");
+        assert_eq!(broker.counts().await.expect("answered").finished, 0);
         server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
         queue.enqueue(task()).await;
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use windlass::broker::{ClaimedTask, ReplayRequest, Replayed};
+use windlass::broker::{ClaimedTask, Replayed};
 use windlass::protocol::task::{DeadLetter, Extras};
 use windlass::{NewTask, NotBefore, State, TaskId, TaskView};
 
@@ -85,13 +85,13 @@ async fn everything_is_carried_from_enqueue_to_replay(fx: &Fixture) {
     let pending = fx.broker.pending_dead_letters(10).await.expect("answered").remove(0);
     check_letter(&pending, &new, "pending dead letter");
     fx.broker.record_dead_letter(&pending.id).await.expect("answered");
-    let recorded = fx.broker.dead_letter(&pending.id).await.expect("answered").expect("recorded");
+    let recorded = fx.letter(&pending.id).await.letter;
     check_letter(&recorded, &new, "recorded dead letter");
     assert_eq!(recorded, pending, "what was written is what was to be written");
     check_view(&fx.view(&id).await, &new, "failed");
     assert_eq!(fx.view(&id).await.payload, Some(new.payload.clone()), "a dead letter keeps its payload");
 
-    let replay = ReplayRequest { dead_letter: recorded.id.clone(), new_id: TaskId::generate(), payload: None };
+    let replay = super::fixture::replay_of(&recorded.id, TaskId::generate());
     let replayed = fx.broker.replay(&replay).await.expect("answered");
     assert_eq!(replayed, Replayed::Done { task: replay.new_id.clone() });
     let linked = NewTask {
@@ -171,7 +171,7 @@ async fn a_payload_is_carried_byte_for_byte(fx: &Fixture) {
         let again = fx.claim_one().await;
         assert_eq!(again.payload.as_str(), text, "after a retry");
         let letter = fx.bury(&again).await;
-        let letter = fx.broker.dead_letter(&letter).await.expect("answered").expect("recorded");
+        let letter = fx.letter(&letter).await.letter;
         assert_eq!(letter.payload.as_str(), text, "in a dead letter");
     }
 }

@@ -3,20 +3,22 @@
 use std::time::Duration;
 
 use serde_json::json;
-use windlass::broker::{DiscardRequest, Discarded, ErrorClass, Recorded, ReplayRequest, Replayed, Settled};
+use windlass::broker::{
+    DeadLetterView, Decision, DecisionAction, DiscardRequest, Discarded, ErrorClass, ListCursor, Recorded,
+    ReplayRequest, Replayed, Review, Settled, Voice,
+};
 use windlass::protocol::names::{DeadLetterId, Epoch};
-use windlass::protocol::policy::IdempotencyScope;
+use windlass::protocol::policy::{EventRecording, IdempotencyScope};
 use windlass::{NewTask, State, TaskId};
 
-use super::fixture::{Fixture, permanent, task, task_id};
+use super::fixture::{Fixture, permanent, replay_of, task, task_id};
 
 fn keyed(key: &str) -> NewTask {
     NewTask { idempotency_key: Some(key.parse().expect("a key")), ..task("a") }
 }
 
 async fn replay_as(fx: &Fixture, dead_letter: &DeadLetterId, new_id: &TaskId) -> Replayed {
-    let request = ReplayRequest { dead_letter: dead_letter.clone(), new_id: new_id.clone(), payload: None };
-    fx.broker.replay(&request).await.expect("answered")
+    fx.broker.replay(&replay_of(dead_letter, new_id.clone())).await.expect("answered")
 }
 
 /// Replays a dead letter and returns the new task.
@@ -116,7 +118,7 @@ async fn a_replay_that_dies_again_is_a_dead_letter_of_its_own_and_no_loop(fx: &F
         let running = fx.claim_one().await;
         assert_eq!(running.lease.task, new_id);
         let next = fx.bury(&running).await;
-        let written = fx.broker.dead_letter(&next).await.expect("answered").expect("recorded");
+        let written = fx.letter(&next).await.letter;
         assert_eq!(written.extras.replay_of, Some(letter.to_string()), "it names the one before it");
         let again = replay_as(fx, &letter, &TaskId::generate()).await;
         assert_eq!(again, Replayed::AlreadyReplayed { task: new_id }, "the one before it cannot be run again");
@@ -131,11 +133,11 @@ async fn a_replay_may_bring_a_corrected_payload(fx: &Fixture) {
     let letter = fx.dead(task("a")).await;
     let new_id = TaskId::generate();
     let payload = Some(json!({"n": 2}).into());
-    let request = ReplayRequest { dead_letter: letter.clone(), new_id, payload };
+    let request = ReplayRequest { payload, ..replay_of(&letter, new_id) };
     fx.broker.replay(&request).await.expect("answered");
     assert_eq!(fx.claim_one().await.payload.as_str(), r#"{"n":2}"#);
-    let kept = fx.broker.dead_letter(&letter).await.expect("answered").expect("still there");
-    assert_eq!(kept.payload.as_str(), r#"{"n":1}"#, "the dead letter keeps what it was");
+    let kept = fx.letter(&letter).await;
+    assert_eq!(kept.letter.payload.as_str(), r#"{"n":1}"#, "the dead letter keeps what it was");
 }
 
 async fn a_replay_takes_the_key_up_again(fx: &Fixture) {
@@ -218,6 +220,147 @@ async fn a_discard_says_who_and_why(fx: &Fixture) {
         assert_eq!(refused.class(), ErrorClass::Invalid);
     }
     assert_eq!(fx.counts().await.dead_lettered, 1);
+    assert_eq!(fx.decisions().await, []);
+}
+
+async fn a_replay_says_who(fx: &Fixture) {
+    let letter = fx.dead(task("a")).await;
+    let request = ReplayRequest { person: " ".into(), ..replay_of(&letter, TaskId::generate()) };
+    let refused = fx.broker.replay(&request).await.expect_err("refused");
+    assert!(refused.to_string().contains("a replay needs a person: say who"), "{refused}");
+    assert_eq!(refused.class(), ErrorClass::Invalid);
+    assert_eq!((fx.counts().await.backlog, fx.letter(&letter).await.review), (0, Review::Open));
+}
+
+fn voice(fx: &Fixture, person: &str, reason: &str) -> Voice {
+    Voice { person: person.into(), reason: Some(reason.into()), at: fx.now() }
+}
+
+async fn a_replay_is_decided_and_moved_in_one_entry_of_the_outbox(fx: &Fixture) {
+    let letter = fx.dead(task("a")).await;
+    let new_id = TaskId::generate();
+    fx.advance(Duration::from_secs(5));
+    let request = ReplayRequest { reason: Some("the address was fixed".into()), ..replay_of(&letter, new_id.clone()) };
+    for _ in 0..3 {
+        fx.broker.replay(&request).await.expect("answered");
+    }
+    let last = fx.outbox().await.pop().expect("an entry");
+    assert_eq!(last.events.iter().map(|event| (&event.task, event.to)).collect::<Vec<_>>(), [(&new_id, State::Queued)]);
+    let expected = Decision {
+        dead_letter: letter.clone(),
+        action: DecisionAction::Replayed,
+        person: "ada".into(),
+        reason: Some("the address was fixed".into()),
+        new_task: Some(new_id.clone()),
+        at: fx.now(),
+    };
+    assert_eq!(last.decisions, [expected]);
+    assert_eq!(fx.decisions().await.len(), 1, "a repeated call decides nothing");
+    let by = voice(fx, "ada", "the address was fixed");
+    assert_eq!(fx.letter(&letter).await.review, Review::Replayed { task: new_id, by });
+}
+
+async fn a_replay_may_come_without_a_reason(fx: &Fixture) {
+    for reason in [None, Some(" ".to_owned())] {
+        let letter = fx.dead(task("a")).await;
+        let request = ReplayRequest { reason, ..replay_of(&letter, TaskId::generate()) };
+        fx.broker.replay(&request).await.expect("answered");
+        assert_eq!(fx.decisions().await.last().expect("one").reason, None);
+        let Review::Replayed { by, .. } = fx.letter(&letter).await.review else { panic!("it was replayed") };
+        assert_eq!(by.reason, None);
+        fx.succeed(&fx.claim_one().await).await;
+    }
+}
+
+async fn who_asks_for_a_discard_and_who_agrees_are_both_recorded(fx: &Fixture) {
+    fx.set(|policy| policy.discard_approvals = 2).await;
+    let letter = fx.dead(task("a")).await;
+    assert_eq!(fx.letter(&letter).await.review, Review::Open);
+    assert_eq!(discard(fx, &letter, "ada").await, Discarded::AwaitingSecond);
+    assert_eq!(discard(fx, &letter, "ada").await, Discarded::SamePerson);
+    let asked = voice(fx, "ada", "obsolete");
+    assert_eq!(fx.letter(&letter).await.review, Review::DiscardRequested(asked.clone()));
+    fx.advance(Duration::from_secs(60));
+    let request = DiscardRequest { dead_letter: letter.clone(), person: "bob".into(), reason: "I agree: ü".into() };
+    for _ in 0..2 {
+        fx.broker.discard(&request).await.expect("answered");
+    }
+    let (by, requested) = (voice(fx, "bob", "I agree: ü"), Some(asked.clone()));
+    assert_eq!(fx.letter(&letter).await.review, Review::Discarded { by: by.clone(), requested });
+    let decision = |action, Voice { person, reason, at }| {
+        let (dead_letter, new_task) = (letter.clone(), None);
+        Decision { dead_letter, action, person, reason, new_task, at }
+    };
+    let expected = [decision(DecisionAction::DiscardRequested, asked), decision(DecisionAction::Discarded, by)];
+    assert_eq!(fx.decisions().await, expected);
+    for entry in fx.outbox().await.iter().filter(|entry| !entry.decisions.is_empty()) {
+        assert_eq!(entry.events, [], "the task stays what it was");
+    }
+}
+
+async fn where_nothing_is_recorded_decisions_leave_the_outbox_alone(fx: &Fixture) {
+    fx.set(|policy| policy.events = EventRecording::Off).await;
+    let (one, other) = (fx.dead(task("a")).await, fx.dead(task("a")).await);
+    replay(fx, &one).await;
+    assert_eq!(discard(fx, &other, "ada").await, Discarded::Done);
+    assert!(fx.outbox().await.is_empty());
+    let Review::Discarded { by, requested } = fx.letter(&other).await.review else { panic!("it was given up") };
+    assert_eq!((by.person.as_str(), requested), ("ada", None));
+}
+
+/// All pages of dead letters, so many a page.
+async fn listed(fx: &Fixture, limit: usize) -> Vec<DeadLetterView> {
+    let (mut all, mut cursor) = (Vec::new(), Some(ListCursor::default()));
+    while let Some(from) = cursor {
+        let page = fx.broker.dead_letters(from, limit).await.expect("answered");
+        assert!(page.items.len() <= limit, "{} on a page of {limit}", page.items.len());
+        all.extend(page.items);
+        cursor = page.next;
+    }
+    all
+}
+
+async fn recorded_dead_letters_are_listed_newest_first_with_their_decisions(fx: &Fixture) {
+    assert_eq!(listed(fx, 10).await, []);
+    fx.set(|policy| policy.discard_approvals = 2).await;
+    let mut letters = Vec::new();
+    for number in 0..7 {
+        letters.push(fx.dead(task("a")).await);
+        if number == 2 {
+            replay(fx, &letters[2]).await;
+            fx.succeed(&fx.claim_one().await).await;
+        }
+        fx.advance(Duration::from_millis(5));
+    }
+    discard(fx, &letters[0], "ada").await;
+    discard(fx, &letters[0], "bob").await;
+    discard(fx, &letters[1], "ada").await;
+    let running = fx.running("a").await;
+    fx.settle(&running, permanent()).await;
+    let mut expected = Vec::new();
+    for id in letters.iter().rev() {
+        expected.push(fx.letter(id).await);
+    }
+    for limit in [1, 3, 7, 100] {
+        assert_eq!(listed(fx, limit).await, expected, "{limit} a page");
+    }
+    assert!(matches!(expected[6].review, Review::Discarded { .. }));
+    assert!(matches!(expected[5].review, Review::DiscardRequested(_)));
+    assert!(matches!(expected[4].review, Review::Replayed { .. }));
+    assert!(expected[..4].iter().all(|view| view.review == Review::Open));
+    assert!(expected.iter().all(|view| view.recorded_at == view.letter.failed_at), "recorded as soon as they died");
+}
+
+async fn large_dead_letters_make_short_pages(fx: &Fixture) {
+    for _ in 0..6 {
+        let payload = json!("x".repeat(900_000)).into();
+        fx.dead(NewTask { payload, ..task("a") }).await;
+    }
+    let page = fx.broker.dead_letters(ListCursor::default(), 100).await.expect("answered");
+    if fx.kind != super::fixture::Kind::Model {
+        assert_eq!(page.items.len(), 2, "more than a mebibyte is enough for one answer");
+    }
+    assert_eq!(listed(fx, 100).await.len(), 6);
 }
 
 async fn every_task_ends_with_exactly_one_result(fx: &Fixture) {
@@ -256,5 +399,12 @@ suite! {
     two_different_people_give_a_dead_letter_up_where_two_must_agree,
     a_replay_ends_a_discard_that_waits_for_its_second,
     a_discard_says_who_and_why,
+    a_replay_says_who,
+    a_replay_is_decided_and_moved_in_one_entry_of_the_outbox,
+    a_replay_may_come_without_a_reason,
+    who_asks_for_a_discard_and_who_agrees_are_both_recorded,
+    where_nothing_is_recorded_decisions_leave_the_outbox_alone,
+    recorded_dead_letters_are_listed_newest_first_with_their_decisions,
+    large_dead_letters_make_short_pages,
     every_task_ends_with_exactly_one_result,
 }

@@ -10,8 +10,9 @@ use windlass::broker::clock::Clock;
 use windlass::broker::model::Model;
 use windlass::broker::redis::{ReclaimWith, RedisBroker, RedisOptions};
 use windlass::broker::{
-    Broker, ClaimRequest, Claimed, ClaimedTask, Enqueued, Event, ListCursor, OutboxEntry, Outcome, Owner, Promoted,
-    QueueCounts, ReclaimCursor, Reclaimed, SettleReply, Settled, Settlement, SweepCursor, Swept, Takeover, WorkerInfo,
+    Broker, ClaimRequest, Claimed, ClaimedTask, DeadLetterView, Decision, Enqueued, Event, ListCursor, OutboxEntry,
+    Outcome, Owner, Promoted, QueueCounts, ReclaimCursor, Reclaimed, ReplayRequest, RetainCursor, Retained,
+    SettleReply, Settled, Settlement, SweepCursor, Swept, Takeover, WorkerInfo,
 };
 use windlass::protocol::backoff::Dice;
 use windlass::protocol::keys::{AdoptedKeys, Keys};
@@ -133,6 +134,12 @@ pub(crate) fn released() -> Outcome {
 
 pub(crate) fn settlement(task: &ClaimedTask, outcome: Outcome) -> Settlement {
     Settlement { lease: task.lease.clone(), outcome, dice: Dice(0) }
+}
+
+/// Ada runs a dead letter again.
+pub(crate) fn replay_of(dead_letter: &DeadLetterId, new_id: TaskId) -> ReplayRequest {
+    let dead_letter = dead_letter.clone();
+    ReplayRequest { dead_letter, new_id, payload: None, person: "ada".to_owned(), reason: None }
 }
 
 /// A worker in a container of a pod.
@@ -388,6 +395,25 @@ impl Fixture {
         all
     }
 
+    /// One full round of retention, and what its last call said of the time.
+    pub(crate) async fn retain(&self) -> Retained {
+        self.retain_from(RetainCursor::default()).await
+    }
+
+    /// The same from where another round ended.
+    pub(crate) async fn retain_from(&self, mut cursor: RetainCursor) -> Retained {
+        let (mut results, mut dead_letters) = (0, 0);
+        for _ in 0..1000 {
+            let step = self.broker.retain(cursor, 100).await.expect("the retention is answered");
+            (results, dead_letters) = (results + step.results, dead_letters + step.dead_letters);
+            if step.next_in != Some(Duration::ZERO) {
+                return Retained { results, dead_letters, ..step };
+            }
+            cursor = step.cursor;
+        }
+        panic!("a round of retention ends");
+    }
+
     pub(crate) async fn promote(&self, limit: usize) -> Promoted {
         self.broker.promote(limit).await.expect("the promotion is answered")
     }
@@ -396,6 +422,16 @@ impl Fixture {
 
     pub(crate) async fn view(&self, id: &TaskId) -> TaskView {
         self.broker.get(id).await.expect("the look is answered").unwrap_or_else(|| panic!("{id} is known"))
+    }
+
+    /// Whether anybody knows the task.
+    pub(crate) async fn knows(&self, id: &TaskId) -> bool {
+        self.broker.get(id).await.expect("the look is answered").is_some()
+    }
+
+    pub(crate) async fn letter(&self, id: &DeadLetterId) -> DeadLetterView {
+        let found = self.broker.dead_letter(id).await.expect("the look is answered");
+        found.unwrap_or_else(|| panic!("{id} is recorded"))
     }
 
     pub(crate) async fn state(&self, id: &TaskId) -> State {
@@ -419,6 +455,11 @@ impl Fixture {
 
     pub(crate) async fn outbox(&self) -> Vec<OutboxEntry> {
         self.broker.outbox(10_000).await.expect("the outbox is answered")
+    }
+
+    /// What people decided, in its order.
+    pub(crate) async fn decisions(&self) -> Vec<Decision> {
+        self.outbox().await.into_iter().flat_map(|entry| entry.decisions).collect()
     }
 
     /// The moves of one task, in their order.

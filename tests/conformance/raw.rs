@@ -7,7 +7,7 @@ use windlass::protocol::policy::{IdempotencyRequirement, Mode, Priorities, Prior
 use windlass::protocol::task::DeadLetter;
 use windlass::{NewTask, State, TaskId};
 
-use super::fixture::{Fixture, success, task, task_id};
+use super::fixture::{Fixture, replay_of, success, task, task_id};
 
 async fn dead_letters(fx: &Fixture) -> Vec<DeadLetter> {
     fx.broker.pending_dead_letters(100).await.expect("answered")
@@ -227,7 +227,7 @@ async fn a_dead_entry_can_be_replayed_with_a_corrected_payload(fx: &Fixture) {
     let letter = dead_letters(fx).await.remove(0);
     fx.broker.record_dead_letter(&letter.id).await.expect("answered");
     let payload = Some(serde_json::json!({"fixed": true}).into());
-    let request = ReplayRequest { dead_letter: letter.id, new_id: TaskId::generate(), payload };
+    let request = ReplayRequest { payload, ..replay_of(&letter.id, TaskId::generate()) };
     assert!(matches!(fx.broker.replay(&request).await.expect("answered"), Replayed::Done { .. }));
     let claimed = fx.claim_one().await;
     assert_eq!((claimed.task_type.as_str(), claimed.payload.as_str()), ("a", r#"{"fixed":true}"#));

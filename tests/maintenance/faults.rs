@@ -119,12 +119,11 @@ async fn an_sqlite_file_that_another_process_locks_delays_history_alone() {
         .spawn()
         .expect("python3 runs");
     let mut line = String::new();
-    let said = std::io::BufRead::read_line(
-        &mut std::io::BufReader::new(locker.stdout.take().expect("piped")),
-        &mut line,
-    );
+    let said =
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(locker.stdout.take().expect("piped")), &mut line);
     assert!(said.is_ok() && line.trim() == "locked", "{said:?} {line}");
-    until(&ground, "all the work", |counts| counts.backlog + counts.running + counts.delayed + counts.retrying == 0).await;
+    until(&ground, "all the work", |counts| counts.backlog + counts.running + counts.delayed + counts.retrying == 0)
+        .await;
     drop(locker.stdin.take());
     locker.wait().expect("it ends");
     let account = load.await.expect("the load ends");

@@ -142,6 +142,10 @@ impl Drop for Leader {
 pub(super) fn leader_program() -> PathBuf {
     let test = std::env::current_exe().expect("this test has a path");
     let program = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").join("examples/leader");
-    assert!(program.exists(), "{} is missing: cargo build --examples makes it (cargo test without --test does, too)", program.display());
+    assert!(
+        program.exists(),
+        "{} is missing: cargo build --examples makes it (cargo test without --test does, too)",
+        program.display()
+    );
     program
 }

@@ -1,17 +1,18 @@
 //! Does one step on both brokers and compares what they say.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use windlass::TaskId;
 use windlass::broker::{
-    Broker, ClaimRequest, Claimed, Extended, Lease, OutboxEntry, ReclaimCursor, Reclaimed, Recorded, Replayed, Settled,
-    Settlement, SweepCursor, Swept,
+    Broker, ClaimRequest, Claimed, Extended, Lease, OutboxEntry, ReclaimCursor, Reclaimed, Recorded, Replayed,
+    RetainCursor, Retained, Settled, Settlement, SweepCursor, Swept,
 };
 
 use super::compare::{Compared, Told, agree, alike_claimed, alike_moves, parts, told};
 use super::draw::Field;
 use super::known::Held;
-use super::step::{Claiming, Ending, Step, Walk};
+use super::step::{Claiming, Ending, From, Step, Walk};
 use super::twins::Twins;
 
 impl Twins {
@@ -82,6 +83,7 @@ impl Twins {
                 let answer = self.ask("discard", async |broker| broker.discard(request).await).await?;
                 self.tally.met_told("discard", &answer);
             }
+            Step::Retain(limit, walk, from) => self.retain(*limit, *walk, *from).await?,
             Step::Sweep => self.sweep().await?,
             Step::Register(info) => {
                 let answer = self.ask("register", async |broker| broker.register(info).await).await?;
@@ -178,6 +180,33 @@ impl Twins {
         self.tally.met_if("reclaim went on", model_next.is_some());
         self.known.reclaiming = (model_next.unwrap_or_default(), redis_next.unwrap_or_default());
         Ok(())
+    }
+
+    /// Every call is compared; where to go on is each broker's own way to say so.
+    async fn retain(&mut self, limit: usize, walk: Walk, from: From) -> Compared {
+        if from == From::Beginning {
+            self.known.retaining = Default::default();
+        }
+        loop {
+            let (model_from, redis_from) = std::mem::take(&mut self.known.retaining);
+            let model = told(self.model.retain(model_from, limit).await);
+            let redis = told(self.redis.retain(redis_from, limit).await);
+            let next =
+                |answer: &Told<Retained>| answer.as_ref().map(|answer| answer.cursor.clone()).unwrap_or_default();
+            let cursors = (next(&model), next(&redis));
+            let alike = |answer: Retained| Retained { cursor: RetainCursor::default(), ..answer };
+            let Ok(answer) = agree("retain", model.map(alike), redis.map(alike))? else { return Ok(()) };
+            self.known.retaining = cursors;
+            self.tally.met_if("retain results", answer.results > 0);
+            self.tally.met_if("retain dead letters", answer.dead_letters > 0);
+            self.tally.met_if("retain over 25", answer.results > 25);
+            let goes_on = answer.next_in == Some(Duration::ZERO);
+            self.tally.met_if("retain went on", goes_on);
+            self.tally.met_if("retain rests for a time", answer.next_in.is_some_and(|wait| !wait.is_zero()));
+            if walk == Walk::OneCall || !goes_on {
+                return Ok(());
+            }
+        }
     }
 
     /// Redis sweeps page by page; the model is asked as often, because each page looks at silent workers too.

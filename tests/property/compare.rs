@@ -2,7 +2,9 @@
 
 use std::fmt::{self, Debug, Write as _};
 
-use windlass::broker::{Claimed, ClaimedTask, Event, OutboxEntry, Result, SettleReply, Settled};
+use windlass::broker::{
+    Claimed, ClaimedTask, DeadLetterView, Decision, Event, OutboxEntry, Result, SettleReply, Settled,
+};
 use windlass::protocol::task::DeadLetter;
 use windlass::{Payload, TaskView};
 
@@ -97,14 +99,18 @@ pub(crate) fn alike_letter(letter: DeadLetter) -> DeadLetter {
     DeadLetter { payload: sorted(letter.payload), ..letter }
 }
 
-/// Moves without the ids of messages, which are each broker's own.
-pub(crate) fn alike_moves(entries: Vec<OutboxEntry>) -> Vec<Vec<Event>> {
+pub(crate) fn alike_letter_view(view: DeadLetterView) -> DeadLetterView {
+    DeadLetterView { letter: alike_letter(view.letter), ..view }
+}
+
+/// Moves without the ids of messages, which are each broker's own, and decisions.
+pub(crate) fn alike_moves(entries: Vec<OutboxEntry>) -> Vec<(Vec<Event>, Vec<Decision>)> {
     let alike = |event: Event| Event {
         message_id: event.message_id.map(|_| "one".to_owned()),
         detail: event.detail.map(without_message),
         ..event
     };
-    entries.into_iter().map(|entry| entry.events.into_iter().map(alike).collect()).collect()
+    entries.into_iter().map(|entry| (entry.events.into_iter().map(alike).collect(), entry.decisions)).collect()
 }
 
 /// The claim of a reclaimed task says which message it had.

@@ -291,6 +291,10 @@ impl Draw {
             Strategy::Fixed { base_ms: 0 },
             Strategy::Schedule { delays_ms: vec![100, 2000] },
         ]);
+        let retention = &mut policy.retention;
+        let kept = [Duration::ZERO, Duration::from_secs(2), Duration::from_secs(30), Duration::from_secs(30_000)];
+        (retention.succeeded, retention.failed) = (self.one_of(&kept[1..]), self.one_of(&kept));
+        retention.result_max_entries = self.one_of(&[0, 1, 3, 100, 100, 100]);
         policy
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use windlass::TaskId;
-use windlass::broker::{Claimed, Lease, ReclaimCursor};
+use windlass::broker::{Claimed, Lease, ReclaimCursor, RetainCursor};
 use windlass::protocol::names::{DeadLetterId, WorkerId};
 
 /// One claim, as each of the two brokers handed it out.
@@ -30,6 +30,8 @@ pub(crate) struct Known {
     pub(crate) letters: Vec<DeadLetterId>,
     /// Where each broker's walk through expired leases goes on.
     pub(crate) reclaiming: (ReclaimCursor, ReclaimCursor),
+    /// Where each broker's walk through results and dead letters goes on.
+    pub(crate) retaining: (RetainCursor, RetainCursor),
 }
 
 impl Known {

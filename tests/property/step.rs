@@ -31,6 +31,8 @@ pub(crate) enum Step {
     Record(DeadLetterId),
     Replay(ReplayRequest),
     Discard(DiscardRequest),
+    /// So many entries a call, and on from where the walk stands or from the beginning.
+    Retain(usize, Walk, From),
     Sweep,
     Register(WorkerInfo),
     Deregister(WorkerId),
@@ -62,6 +64,15 @@ pub(crate) enum Walk {
     OneCall,
     /// To the end.
     WholeRound,
+}
+
+/// Where a walk through results begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum From {
+    /// Where the last call ended.
+    LastCall,
+    /// At the beginning, as a new leader does.
+    Beginning,
 }
 
 /// What a step may come back to, and how much it does at once.
@@ -107,7 +118,8 @@ impl Step {
             82..84 => Self::Deregister(draw.worker()),
             84..86 => Self::Provision(draw.owner(), Box::new(draw.policy())),
             86..87 => Self::TrimOutbox(draw.between(1..=10)),
-            87..97 => Self::Wait(draw.wait()),
+            87..94 => Self::Wait(draw.wait()),
+            94..98 => at.retain(draw),
             _ if draw.one_in(3) => Self::Enqueue(at.new_tasks(draw)),
             _ => Self::Claim(at.claiming(draw)),
         }
@@ -180,6 +192,12 @@ impl Situation<'_> {
         Step::Record(pending.unwrap_or_else(|| guess(draw)))
     }
 
+    fn retain(&self, draw: &mut Draw) -> Step {
+        let limit = if draw.one_in(2) { 100 } else { draw.between(1..=4 * self.bulk) };
+        let walk = if draw.one_in(2) { Walk::OneCall } else { Walk::WholeRound };
+        Step::Retain(limit, walk, if draw.one_in(4) { From::Beginning } else { From::LastCall })
+    }
+
     fn some_letter(&self, draw: &mut Draw) -> DeadLetterId {
         let mut letter = draw.pick(&self.known.letters).expect("there are letters").clone();
         letter.epoch.0 += u64::from(draw.one_in(10));
@@ -195,7 +213,9 @@ impl Situation<'_> {
             5 => Some(json!("x".repeat(300)).into()),
             _ => Some(json!({ "n": draw.below(6) }).into()),
         };
-        ReplayRequest { dead_letter, new_id, payload }
+        let person = (*draw.pick(&["ada", "ada", "ada", "bob", ""]).expect("there are some")).to_owned();
+        let reason = draw.pick(&[None, Some("fixed"), Some(" ")]).copied().flatten().map(str::to_owned);
+        ReplayRequest { dead_letter, new_id, payload, person, reason }
     }
 
     fn discard(&self, draw: &mut Draw) -> DiscardRequest {

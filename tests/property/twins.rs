@@ -7,11 +7,11 @@ use redis::aio::MultiplexedConnection;
 use windlass::broker::clock::Clock;
 use windlass::broker::model::Model;
 use windlass::broker::redis::{ReclaimWith, RedisBroker, RedisOptions};
-use windlass::broker::{Broker, ListCursor, Result};
+use windlass::broker::{Broker, DeadLetterView, ListCursor, MAX_BATCH, Result};
 use windlass::protocol::keys::Keys;
 use windlass::{State, TaskId, TaskView};
 
-use super::compare::{Compared, Told, agree, alike_letter, alike_moves, alike_view, told};
+use super::compare::{Compared, Told, agree, alike_letter, alike_letter_view, alike_moves, alike_view, told};
 use super::known::Known;
 use super::tally::Tally;
 use crate::support::fresh_queue;
@@ -108,10 +108,13 @@ impl Twins {
         }
         let letters = join_all(self.known.letters.iter().map(|id| self.redis.dead_letter(id))).await;
         for (id, redis) in self.known.letters.iter().zip(letters) {
-            let model = told(self.model.dead_letter(id).await).map(|letter| letter.map(alike_letter));
-            agree(format_args!("the dead letter {id}"), model, told(redis).map(|letter| letter.map(alike_letter)))
-                .map(drop)?;
+            let alike = |view: Option<_>| view.map(alike_letter_view);
+            let model = told(self.model.dead_letter(id).await).map(alike);
+            agree(format_args!("the dead letter {id}"), model, told(redis).map(alike)).map(drop)?;
         }
+        let page = page.min(MAX_BATCH);
+        let (model, redis) = (all_letters(&self.model, page).await, all_letters(&self.redis, page).await);
+        agree("the list of dead letters", model, redis).map(drop)?;
         let moves = |entries: Result<_>| told(entries).map(alike_moves);
         agree("the outbox", moves(self.model.outbox(10_000).await), moves(self.redis.outbox(10_000).await))
             .map(drop)?;
@@ -129,6 +132,17 @@ impl Twins {
             gone.expect("the keys are removed");
         }
     }
+}
+
+/// Every recorded dead letter, the newest first.
+async fn all_letters(broker: &dyn Broker, page: usize) -> Told<Vec<DeadLetterView>> {
+    let (mut views, mut cursor) = (Vec::new(), Some(ListCursor::default()));
+    while let Some(from) = cursor {
+        let found = told(broker.dead_letters(from, page).await)?;
+        views.extend(found.items.into_iter().map(alike_letter_view));
+        cursor = found.next;
+    }
+    Ok(views)
 }
 
 /// Every task, by its state. Live ones come in no order.

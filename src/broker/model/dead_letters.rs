@@ -3,9 +3,13 @@
 use super::enqueue::Names;
 use super::lane::Body;
 use super::moves::{Birth, Ending};
-use super::record::Record;
+use super::record::{Record, time};
+use super::retention::LetterEntry;
 use super::state::{Queue, Step};
-use crate::broker::{BrokerError, DiscardRequest, Discarded, Recorded, ReplayRequest, Replayed, Result};
+use crate::broker::{
+    BrokerError, DeadLetterView, Decision, DecisionAction, DiscardRequest, Discarded, ListCursor, Page, Recorded,
+    ReplayRequest, Replayed, Result, Review, Voice, sentences,
+};
 use crate::protocol::names::{DeadLetterId, TaskId};
 use crate::protocol::policy::IdempotencySource;
 use crate::protocol::state::State;
@@ -17,14 +21,9 @@ pub(super) struct Letter {
     pub(super) shown: DeadLetter,
     /// The task's last record.
     record: Record,
-}
-
-/// What people decided about a dead letter.
-#[derive(Debug, Clone)]
-pub(super) enum Decision {
-    /// It runs again as this task.
-    Replayed(TaskId),
-    Discarded,
+    recorded_ms: u64,
+    /// Its place among all dead letters.
+    pub(super) number: u64,
 }
 
 impl Queue {
@@ -36,6 +35,27 @@ impl Queue {
     /// A dead letter that was recorded.
     pub(super) fn dead_letter(&self, id: &DeadLetterId) -> Option<&DeadLetter> {
         self.letters.get(&id.task).map(|letter| &letter.shown).filter(|letter| letter.id == *id)
+    }
+
+    /// The same, with what was decided about it.
+    pub(super) fn dead_letter_view(&self, id: &DeadLetterId) -> Option<DeadLetterView> {
+        self.letters.get(&id.task).filter(|letter| letter.shown.id == *id).map(|letter| self.view_of(letter))
+    }
+
+    fn view_of(&self, letter: &Letter) -> DeadLetterView {
+        let id = &letter.shown.id.task;
+        let asked = || self.discards.get(id).cloned().map(Review::DiscardRequested);
+        let review = self.reviewed.get(id).cloned().or_else(asked).unwrap_or(Review::Open);
+        DeadLetterView { letter: letter.shown.clone(), recorded_at: time(letter.recorded_ms), review }
+    }
+
+    /// Recorded dead letters, the newest first.
+    pub(super) fn dead_letters(&self, cursor: &ListCursor, limit: usize) -> Page<DeadLetterView> {
+        let before: u64 = cursor.0.parse().unwrap_or(u64::MAX);
+        let mut letters: Vec<_> = self.letters.values().filter(|letter| letter.number < before).collect();
+        letters.sort_by_key(|letter| std::cmp::Reverse(letter.number));
+        let next = letters.get(limit).and(letters.get(limit - 1)).map(|last| ListCursor(last.number.to_string()));
+        Page { items: letters.into_iter().take(limit).map(|letter| self.view_of(letter)).collect(), next }
     }
 
     fn dead_letter_of(&self, id: &TaskId) -> DeadLetter {
@@ -67,8 +87,13 @@ impl Step<'_> {
         self.queue.parked.remove(id);
         self.emit(id, Some(State::DlqPending), State::DlqRecorded, &record, &dead_letter.to_string());
         self.emit(id, Some(State::DlqRecorded), State::Failed, &record, &shown.error_code);
-        self.queue.letters.insert(id.clone(), Letter { shown, record: record.clone() });
+        let (number, recorded_ms) = (self.queue.next_number(), self.now);
+        self.queue.dlq.insert(number, LetterEntry { task: id.clone(), recorded_ms });
+        self.queue.letters.insert(id.clone(), Letter { shown, record: record.clone(), recorded_ms, number });
         self.queue.dead.insert(id.clone());
+        // What was decided about an earlier task of this id says nothing about this one.
+        self.queue.reviewed.remove(id);
+        self.queue.discards.remove(id);
         self.finish(id, record, ending);
         self.end();
         Recorded::Done
@@ -90,8 +115,8 @@ impl Step<'_> {
         let (id, new_id) = (&request.dead_letter.task, &request.new_id);
         let Some(letter) = self.queue.dead_letter(&request.dead_letter).cloned() else { return Ok(Replayed::Unknown) };
         match self.queue.reviewed.get(id).cloned() {
-            Some(Decision::Replayed(task)) => return Ok(Replayed::AlreadyReplayed { task }),
-            Some(Decision::Discarded) => return Ok(Replayed::Discarded),
+            Some(Review::Replayed { task, .. }) => return Ok(Replayed::AlreadyReplayed { task }),
+            Some(_) => return Ok(Replayed::Discarded),
             None => {}
         }
         self.check_intake()?;
@@ -118,7 +143,9 @@ impl Step<'_> {
         let due_ms = self.now;
         self.create(Birth { id: new_id.clone(), record, due_ms, body: Body { payload, extras } });
         self.announce();
-        self.queue.reviewed.insert(id.clone(), Decision::Replayed(new_id.clone()));
+        let by = self.voice(&request.person, request.reason.as_deref());
+        self.decide(&request.dead_letter, DecisionAction::Replayed, &by, Some(new_id));
+        self.queue.reviewed.insert(id.clone(), Review::Replayed { task: new_id.clone(), by });
         self.queue.dead.remove(id);
         self.queue.discards.remove(id);
         self.end();
@@ -126,37 +153,53 @@ impl Step<'_> {
     }
 
     /// Gives a dead letter up, once as many people agree as the policy asks for.
-    pub(super) fn discard(self, request: &DiscardRequest) -> Discarded {
+    pub(super) fn discard(mut self, request: &DiscardRequest) -> Discarded {
         let id = &request.dead_letter.task;
         match self.queue.reviewed.get(id).cloned() {
-            Some(Decision::Replayed(task)) => return Discarded::AlreadyReplayed { task },
-            Some(Decision::Discarded) => return Discarded::AlreadyDiscarded,
+            Some(Review::Replayed { task, .. }) => return Discarded::AlreadyReplayed { task },
+            Some(_) => return Discarded::AlreadyDiscarded,
             None => {}
         }
         if self.queue.dead_letter(&request.dead_letter).is_none() {
             return Discarded::Unknown;
         }
+        let by = self.voice(&request.person, Some(&request.reason));
         if self.policy.discard_approvals > 1 {
             match self.queue.discards.get(id) {
                 None => {
-                    self.queue.discards.insert(id.clone(), request.person.clone());
+                    self.decide(&request.dead_letter, DecisionAction::DiscardRequested, &by, None);
+                    self.queue.discards.insert(id.clone(), by);
+                    self.end();
                     return Discarded::AwaitingSecond;
                 }
-                Some(first) if *first == request.person => return Discarded::SamePerson,
+                Some(first) if first.person == request.person => return Discarded::SamePerson,
                 Some(_) => {}
             }
         }
+        self.decide(&request.dead_letter, DecisionAction::Discarded, &by, None);
         self.queue.dead.remove(id);
-        self.queue.discards.remove(id);
-        self.queue.reviewed.insert(id.clone(), Decision::Discarded);
+        let requested = self.queue.discards.remove(id);
+        self.queue.reviewed.insert(id.clone(), Review::Discarded { by, requested });
+        self.end();
         Discarded::Done
+    }
+
+    fn voice(&self, person: &str, reason: Option<&str>) -> Voice {
+        Voice { person: person.to_owned(), reason: sentences::kept_reason(reason), at: time(self.now) }
+    }
+
+    /// Tells the outbox who decided what.
+    fn decide(&mut self, dead_letter: &DeadLetterId, action: DecisionAction, by: &Voice, new_task: Option<&TaskId>) {
+        let Voice { person, reason, at } = by.clone();
+        let (dead_letter, new_task) = (dead_letter.clone(), new_task.cloned());
+        self.emit_decision(Decision { dead_letter, action, person, reason, new_task, at });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::fixture::*;
-    use crate::broker::{Broker, BrokerError, DiscardRequest, Discarded, Recorded, ReplayRequest, Replayed};
+    use crate::broker::{Broker, BrokerError, DiscardRequest, Discarded, Recorded, ReplayRequest, Replayed, Review};
     use crate::protocol::names::{DeadLetterId, IdempotencyKey, TenantId};
     use crate::protocol::policy::{IdempotencyScope, IdempotencySource, Mode, Policy};
     use crate::protocol::state::State;
@@ -173,7 +216,8 @@ mod tests {
     }
 
     async fn replay(rig: &Rig, dead_letter: &DeadLetterId, new: &str, payload: Option<Payload>) -> Replayed {
-        let request = ReplayRequest { dead_letter: dead_letter.clone(), new_id: id(new), payload };
+        let (person, reason) = ("ada".to_owned(), None);
+        let request = ReplayRequest { dead_letter: dead_letter.clone(), new_id: id(new), payload, person, reason };
         rig.model.replay(&request).await.expect("an answer")
     }
 
@@ -194,7 +238,8 @@ mod tests {
         assert_eq!(record(&rig, &dead).await, Recorded::Done);
         assert_eq!(record(&rig, &dead).await, Recorded::AlreadyRecorded);
         assert_eq!(record(&rig, &letter("nobody#1")).await, Recorded::Unknown);
-        assert_eq!(rig.model.dead_letter(&dead).await.expect("an answer").as_ref(), Some(&pending[0]));
+        let recorded = rig.model.dead_letter(&dead).await.expect("an answer").expect("it is recorded");
+        assert_eq!((&recorded.letter, recorded.review), (&pending[0], Review::Open));
         let view = rig.get("a").await;
         assert_eq!(
             (view.state, view.dlq_id.as_deref(), view.payload),
@@ -242,7 +287,13 @@ mod tests {
         let rig = Rig::new(policy.clone()).await;
         let dead = rig.dead(task("a")).await;
         record(&rig, &dead).await;
-        let request = |payload| ReplayRequest { dead_letter: dead.clone(), new_id: id("b"), payload };
+        let request = |payload| ReplayRequest {
+            dead_letter: dead.clone(),
+            new_id: id("b"),
+            payload,
+            person: "ada".to_owned(),
+            reason: None,
+        };
         let long = Payload::from_json(format!("\"{}\"", "x".repeat(30))).expect("JSON");
         let refused = rig.model.replay(&request(Some(long))).await.expect_err("too large");
         assert!(refused.to_string().contains("32 bytes"), "{refused}");

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use super::enqueue::Names;
 use super::lane::Body;
 use super::moves::{Birth, Mishap};
+use super::retention::ResultEntry;
 use super::state::Step;
 use crate::protocol::names::{TaskId, TaskType, TraceId};
 use crate::protocol::policy::{IdempotencyRequirement, IdempotencySource};
@@ -204,12 +205,27 @@ impl Step<'_> {
         if !names.key.is_empty()
             && let Some(first) = self.queue.holder_of(&names.tenant, &names.key).cloned()
         {
-            self.queue.aliases.insert(id, first);
+            self.is_also(id, first);
             return;
         }
         let record = self.new_record(kind, priority, names, max_retries);
         let body = Body { payload, extras: Extras::default() };
         self.create(Birth { id, record, due_ms: self.now + delay_ms, body });
+    }
+
+    /// Another id for work that is known: its producer finds the result under it.
+    fn is_also(&mut self, id: TaskId, first: TaskId) {
+        if self.queue.aliases.get(&id) == Some(&first) {
+            return;
+        }
+        self.queue.aliases.insert(id.clone(), first.clone());
+        match self.queue.done.get(&first).map(|finished| ResultEntry::for_alias(&id, &first, finished)) {
+            Some(entry) => {
+                let number = self.queue.next_number();
+                self.queue.results.insert(number, entry);
+            }
+            None => self.queue.awaited.entry(first).or_default().push(id),
+        }
     }
 
     /// Dead on arrival: it has an id, a result and a dead letter like any other.

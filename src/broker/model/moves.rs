@@ -2,6 +2,7 @@
 
 use super::lane::{Body, Message};
 use super::record::{Finished, Record};
+use super::retention::ResultEntry;
 use super::state::Step;
 use crate::protocol::names::TaskId;
 use crate::protocol::policy::IdempotencyScope;
@@ -170,6 +171,11 @@ impl Step<'_> {
         let Ending { state, extras, result, error, code, dlq_id } = ending;
         let (finished_ms, number) = (self.now, self.queue.next_number());
         let finished = Finished { state, record, extras, result, error, code, dlq_id, finished_ms, number };
+        self.queue.results.insert(number, ResultEntry::of(id, &finished));
+        for alias in self.queue.awaited.remove(id).unwrap_or_default() {
+            let number = self.queue.next_number();
+            self.queue.results.insert(number, ResultEntry::for_alias(&alias, id, &finished));
+        }
         self.queue.done.insert(id.clone(), finished);
         self.queue.live.remove(id);
         self.queue.trails.remove(id);

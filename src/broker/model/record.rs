@@ -61,10 +61,11 @@ impl Record {
         LaneName::new(&self.kind, self.priority, history)
     }
 
-    /// Names the claim under way. The scripts compare the whole record; epoch
-    /// and worker tell as much, because nothing else changes under a claim.
+    /// Names the claim under way. The scripts compare the whole record; epoch,
+    /// worker and entry tell as much, because nothing else changes under a
+    /// claim, and an id that is used again comes with another entry.
     pub(super) fn token(&self) -> Vec<u8> {
-        format!("{} {}", self.epoch, self.holder).into_bytes()
+        format!("{} {} {}", self.epoch, self.holder, self.message.unwrap_or(0)).into_bytes()
     }
 
     /// Who runs it, while somebody does.

@@ -7,12 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use super::dead_letters::{Decision, Letter};
+use super::dead_letters::Letter;
 use super::intake::RawEntry;
 use super::lane::{Body, Entry, History, Lane, LaneName, Message};
 use super::record::{Finished, Record, Trail};
+use super::retention::{LetterEntry, ResultEntry};
 use super::time_set::TimeSet;
-use crate::broker::{BrokerError, Event, OutboxEntry, Owner, Result, Takeover, WorkerInfo};
+use crate::broker::{BrokerError, Decision, Event, OutboxEntry, Owner, Result, Review, Takeover, Voice, WorkerInfo};
 use crate::protocol::names::{Capabilities, QueueName, TaskId, TaskType, WorkerId};
 use crate::protocol::policy::{EventRecording, Mode, Policy};
 use crate::protocol::state::State;
@@ -80,18 +81,24 @@ pub(super) struct Queue {
     pub(super) keys: HashMap<(String, String), TaskId>,
     /// Ids that raw producers sent for work that was known under another.
     pub(super) aliases: HashMap<TaskId, TaskId>,
+    /// Of live tasks, the other ids whose producers wait for their result.
+    pub(super) awaited: HashMap<TaskId, Vec<TaskId>>,
+    /// The result stream: by number, what was told.
+    pub(super) results: BTreeMap<u64, ResultEntry>,
+    /// The stream of dead letters.
+    pub(super) dlq: BTreeMap<u64, LetterEntry>,
     /// Recorded dead letters.
     pub(super) letters: HashMap<TaskId, Letter>,
     /// Dead letters that nobody has decided on.
     pub(super) dead: BTreeSet<TaskId>,
-    pub(super) reviewed: HashMap<TaskId, Decision>,
+    pub(super) reviewed: HashMap<TaskId, Review>,
     /// Who asked first for a discard that needs two.
-    pub(super) discards: HashMap<TaskId, String>,
+    pub(super) discards: HashMap<TaskId, Voice>,
     pub(super) raw: VecDeque<RawEntry>,
     pub(super) workers: BTreeMap<WorkerId, Worker>,
     pub(super) heartbeats: TimeSet<WorkerId>,
     pub(super) places: HashMap<String, WorkerId>,
-    pub(super) outbox: VecDeque<(u64, Vec<Event>)>,
+    pub(super) outbox: VecDeque<OutboxEntry>,
     pub(super) invalid_transitions: u64,
     /// Bells that wait to be rung, in their order.
     pub(super) bells: Vec<Bell>,
@@ -118,6 +125,9 @@ impl Queue {
             done: BTreeMap::new(),
             keys: HashMap::new(),
             aliases: HashMap::new(),
+            awaited: HashMap::new(),
+            results: BTreeMap::new(),
+            dlq: BTreeMap::new(),
             letters: HashMap::new(),
             dead: BTreeSet::new(),
             reviewed: HashMap::new(),
@@ -141,7 +151,15 @@ impl Queue {
     /// Begins an operation.
     pub(super) fn step(&mut self, now: u64) -> Result<Step<'_>> {
         let policy = self.policy()?.clone();
-        Ok(Step { queue: self, policy, now, touched: BTreeSet::new(), rings: BTreeMap::new(), moves: Vec::new() })
+        Ok(Step {
+            queue: self,
+            policy,
+            now,
+            touched: BTreeSet::new(),
+            rings: BTreeMap::new(),
+            moves: Vec::new(),
+            decisions: Vec::new(),
+        })
     }
 
     /// Whether a task of this id lives or has ended.
@@ -197,16 +215,15 @@ impl Queue {
 
     /// The oldest entries of the outbox.
     pub(super) fn outbox(&self, limit: usize) -> Vec<OutboxEntry> {
-        let entry =
-            |(number, events): &(u64, Vec<Event>)| OutboxEntry { id: format!("{number}-0"), events: events.clone() };
-        self.outbox.iter().take(limit).map(entry).collect()
+        self.outbox.iter().take(limit).cloned().collect()
     }
 
     /// Forgets outbox entries up to and including this one.
     pub(super) fn trim_outbox(&mut self, up_to: &str) -> Result<()> {
         let number = up_to.strip_suffix("-0").unwrap_or(up_to).parse::<u64>();
         let number = number.map_err(|_| BrokerError::Invalid(format!("{up_to:?} is no place in the outbox")))?;
-        self.outbox.retain(|(entry, _)| *entry > number);
+        let number_of = |entry: &OutboxEntry| entry.id.strip_suffix("-0").and_then(|number| number.parse::<u64>().ok());
+        self.outbox.retain(|entry| number_of(entry) > Some(number));
         Ok(())
     }
 }
@@ -221,6 +238,7 @@ pub(super) struct Step<'q> {
     /// Classes to be rung for when the step ends.
     pub(super) rings: BTreeMap<String, Ring>,
     moves: Vec<Event>,
+    decisions: Vec<Decision>,
 }
 
 impl Step<'_> {
@@ -233,6 +251,11 @@ impl Step<'_> {
     pub(super) fn emit_after(&mut self, id: &TaskId, before: &Record, record: &Record, detail: &str) {
         let event = record.event(id, Some(before.state), record.state, self.now, detail);
         self.moves.push(Event { consumer: before.worker(), ..event });
+    }
+
+    /// Records what a person decided, to be written with the moves of this step.
+    pub(super) fn emit_decision(&mut self, decision: Decision) {
+        self.decisions.push(decision);
     }
 
     /// Appends a task to its lane and returns the message.
@@ -312,9 +335,10 @@ impl Step<'_> {
     /// Ends the step: its moves become one entry of the outbox, and one sleeper
     /// is woken for each class that was marked and still has work, or may have.
     pub(super) fn end(self) {
-        if !self.moves.is_empty() && self.policy.events == EventRecording::On {
-            let number = self.queue.next_number();
-            self.queue.outbox.push_back((number, self.moves));
+        let (events, decisions) = (self.moves, self.decisions);
+        if !(events.is_empty() && decisions.is_empty()) && self.policy.events == EventRecording::On {
+            let id = format!("{}-0", self.queue.next_number());
+            self.queue.outbox.push_back(OutboxEntry { id, events, decisions });
         }
         if self.policy.mode != Mode::Running {
             return;

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use super::dead_letters::Decision;
 use super::record::{Finished, Record, time};
 use super::state::Queue;
-use crate::broker::{ListCursor, Page, QueueCounts, WorkerRecord};
+use crate::broker::{ListCursor, Page, QueueCounts, Review, WorkerRecord};
 use crate::protocol::names::TaskId;
 use crate::protocol::state::State;
 use crate::protocol::task::TaskView;
@@ -33,11 +32,13 @@ impl Queue {
     }
 
     fn finished_view(&self, id: &TaskId, finished: &Finished) -> TaskView {
-        let replayed_as = match self.reviewed.get(id) {
-            Some(Decision::Replayed(task)) => Some(task.clone()),
+        // Of an id that is used again, an earlier task's dead letter may still be there.
+        let failed = finished.state == State::Failed;
+        let replayed_as = match self.reviewed.get(id).filter(|_| failed) {
+            Some(Review::Replayed { task, .. }) => Some(task.clone()),
             _ => None,
         };
-        let payload = self.letters.get(id).map(|letter| letter.shown.payload.clone());
+        let payload = self.letters.get(id).filter(|_| failed).map(|letter| letter.shown.payload.clone());
         TaskView { payload, replayed_as, ..finished.view(id) }
     }
 

@@ -1,9 +1,11 @@
 //! The policy as scripts read it: one hash, a field a fact.
 
+use std::time::Duration;
+
 use super::token::pack;
 use crate::protocol::policy::{
     EventRecording, IdempotencyRequirement, IdempotencyScope, IdempotencySource, Mode, Policy, PriorityOrder,
-    ReclaimCause,
+    ReclaimCause, Retention,
 };
 
 /// The field that holds the whole policy, for clients.
@@ -45,6 +47,7 @@ pub(super) fn fields(policy: &Policy) -> Vec<(&'static str, Vec<u8>)> {
     ];
     let mut fields: Vec<_> = texts.into_iter().map(|(name, text)| (name, text.into_bytes())).collect();
     fields.push(("hot", hot(policy)));
+    fields.push(("retention", retention(policy)));
     fields
 }
 
@@ -66,6 +69,13 @@ fn hot(policy: &Policy) -> Vec<u8> {
         limits.lanes,
         limits.outbox_entries,
     ))
+}
+
+/// What `lua/retain.lua` goes by: two times in milliseconds, then the bounds of the results.
+fn retention(policy: &Policy) -> Vec<u8> {
+    let Retention { succeeded, failed, result_max_entries, result_max_mebibytes } = policy.retention;
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    pack(&(millis(succeeded), millis(failed), result_max_entries, result_max_mebibytes))
 }
 
 /// The mode that a script answered.

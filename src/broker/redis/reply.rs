@@ -7,7 +7,10 @@ use redis::Value;
 use serde::Deserialize;
 
 use super::token::{Token, decode_extras};
-use crate::broker::{BrokerError, Event, OutboxEntry, WorkerInfo, WorkerRecord};
+use crate::broker::{
+    BrokerError, DeadLetterView, Decision, DecisionAction, Event, ListCursor, OutboxEntry, Page, Review, Voice,
+    WorkerInfo, WorkerRecord,
+};
 use crate::protocol::names::{DeadLetterId, Epoch, TaskId, WorkerId};
 use crate::protocol::state::{RetryReason, State};
 use crate::protocol::task::{Attempt, DeadLetter, Payload, TaskView};
@@ -180,7 +183,7 @@ pub(super) fn finished_view(parts: [Value; 8]) -> Result<TaskView, Malformed> {
     Ok(view)
 }
 
-/// A dead letter, from `dead_letters`.
+/// A dead letter, from `pending_dead_letters` or as a part of `dead_letters`.
 pub(super) fn dead_letter(value: Value) -> Result<DeadLetter, Malformed> {
     #[derive(Deserialize)]
     struct Row(u64, u64, String, String, serde_bytes::ByteBuf, String);
@@ -218,6 +221,86 @@ pub(super) fn dead_letter(value: Value) -> Result<DeadLetter, Malformed> {
     })
 }
 
+/// Recorded dead letters, from `dead_letters`.
+pub(super) fn dead_letter_page(value: Value) -> Result<Page<DeadLetterView>, Malformed> {
+    let [next, rows] = parts(value)?;
+    let next = text(next)?;
+    let view = |row| -> Result<DeadLetterView, Malformed> {
+        let [letter, recorded, decided, asked] = parts(row)?;
+        let (decided, asked) = (bytes(decided)?, bytes(asked)?);
+        let review = match (decided.is_empty(), asked.is_empty()) {
+            (false, _) => review(&decided)?,
+            (true, false) => Review::DiscardRequested(request(&asked)?),
+            (true, true) => Review::Open,
+        };
+        Ok(DeadLetterView { letter: dead_letter(letter)?, recorded_at: timestamp(number(recorded)?), review })
+    };
+    let items = list(rows)?.into_iter().map(view).collect::<Result<_, _>>()?;
+    Ok(Page { items, next: (!next.is_empty()).then_some(ListCursor(next)) })
+}
+
+/// A text that may not have been said.
+fn said(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+/// Who asked for a discard.
+fn request(packed: &[u8]) -> Result<Voice, Malformed> {
+    let (person, reason, at): (serde_bytes::ByteBuf, serde_bytes::ByteBuf, u64) =
+        rmp_serde::from_slice(packed).map_err(|error| Malformed(format!("a request for a discard: {error}")))?;
+    Ok(Voice { person: lossy(person), reason: said(lossy(reason)), at: timestamp(at) })
+}
+
+/// What was decided about a dead letter.
+fn review(packed: &[u8]) -> Result<Review, Malformed> {
+    #[derive(Deserialize)]
+    struct Row(
+        String,
+        serde_bytes::ByteBuf,
+        u64,
+        #[expect(dead_code, reason = "the message is for scripts")] String,
+        #[serde(default)] serde_bytes::ByteBuf,
+        #[serde(default)] serde_bytes::ByteBuf,
+    );
+    let malformed = |error| Malformed(format!("a decision about a dead letter: {error}"));
+    let Row(word, subject, at, _, more, last) = rmp_serde::from_slice(packed).map_err(malformed)?;
+    let at = timestamp(at);
+    match word.as_str() {
+        "replayed" => Ok(Review::Replayed {
+            task: task_id(lossy(subject))?,
+            by: Voice { person: lossy(more), reason: said(lossy(last)), at },
+        }),
+        "discarded" => {
+            let requested = if last.is_empty() { None } else { Some(request(&last)?) };
+            Ok(Review::Discarded { by: Voice { person: lossy(subject), reason: said(lossy(more)), at }, requested })
+        }
+        other => Err(Malformed(format!("a decision {other:?}"))),
+    }
+}
+
+/// What people decided, as an entry of the outbox carries it.
+fn decisions(packed: &[u8], at: Timestamp) -> Result<Vec<Decision>, Malformed> {
+    type Row = (String, String, u64, serde_bytes::ByteBuf, serde_bytes::ByteBuf, String);
+    let rows: Vec<Row> =
+        rmp_serde::from_slice(packed).map_err(|error| Malformed(format!("decisions in the outbox: {error}")))?;
+    let decision = |(action, task, epoch, person, reason, new_task): Row| {
+        Ok(Decision {
+            dead_letter: DeadLetterId { task: task_id(task)?, epoch: Epoch(epoch) },
+            action: match action.as_str() {
+                "replayed" => DecisionAction::Replayed,
+                "requested" => DecisionAction::DiscardRequested,
+                "discarded" => DecisionAction::Discarded,
+                other => return Err(Malformed(format!("an action {other:?}"))),
+            },
+            person: lossy(person),
+            reason: said(lossy(reason)),
+            new_task: said(new_task).map(task_id).transpose()?,
+            at,
+        })
+    };
+    rows.into_iter().map(decision).collect()
+}
+
 /// An entry of the outbox: its id, and its fields.
 pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry, Malformed> {
     let [id, entry] = parts(value)?;
@@ -234,7 +317,8 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry, Malformed> {
         let (detail, worker) = more.unwrap_or_default();
         events.push(event(&step, [id, detail, worker].map(lossy), &token, at)?);
     }
-    Ok(OutboxEntry { id: text(id)?, events })
+    let decisions = entry.get("decisions").map_or(Ok(Vec::new()), |packed| decisions(packed, at))?;
+    Ok(OutboxEntry { id: text(id)?, events, decisions })
 }
 
 fn lossy(bytes: serde_bytes::ByteBuf) -> String {

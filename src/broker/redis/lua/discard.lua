@@ -3,6 +3,8 @@
 -- ARGV[3] id of the dead task  ARGV[4] epoch  ARGV[5] person  ARGV[6] reason
 -- RETURNS {'done'}, {'second'} (one more has to agree), {'same'} (somebody else has to agree),
 --   {'replayed', id}, {'discarded'} (before), {'unknown'}
+--
+-- Who asked first is kept in `discards`, who decided in `reviewed`, and both go to the outbox.
 local id, person, reason = ARGV[3], ARGV[5], ARGV[6]
 local decided = call('HGET', P .. 'reviewed', id)
 if decided then
@@ -24,6 +26,7 @@ if tonumber(call('HGET', KEYS[1], 'discard_approvals')) > 1 then
   if not asked then
     call('DEL', P .. 'none') -- the first write, allowed when memory is full
     call('HSET', P .. 'discards', id, cmsgpack.pack({ person, reason, now }))
+    flush_decision('requested', id, ARGV[4], person, reason, '')
     return { 'second' }
   elseif cmsgpack.unpack(asked)[1] == person then
     return { 'same' }
@@ -33,4 +36,5 @@ call('HDEL', P .. 'dead', id)
 call('HDEL', P .. 'discards', id)
 call('HSET', P .. 'reviewed', id, cmsgpack.pack({ 'discarded', person, now, message, reason, asked or '' }))
 count('discarded', 1)
+flush_decision('discarded', id, ARGV[4], person, reason, '')
 return { 'done' }

@@ -34,16 +34,17 @@ if not finished then
 end
 local message = string.sub(finished, 2)
 local entry = call('XRANGE', KEYS[3], message, message)[1]
-local payload, replayed = '', ''
-local reviewed = call('HGET', P .. 'reviewed', id)
-local dead = call('HGET', P .. 'dead', id)
-if reviewed then
-  local decision = cmsgpack.unpack(reviewed)
-  dead = decision[4]
-  replayed = decision[1] == 'replayed' and decision[2] or ''
+local letter, payload, replayed = string.sub(finished, 1, 1), '', ''
+-- Of an id that is used again, an earlier task's dead letter may still be there.
+if letter == 'f' then
+  local dead = call('HGET', P .. 'dead', id)
+  local reviewed = not dead and call('HGET', P .. 'reviewed', id)
+  if reviewed then
+    local decision = cmsgpack.unpack(reviewed)
+    dead = decision[4]
+    replayed = decision[1] == 'replayed' and decision[2] or ''
+  end
+  local found = dead and call('XRANGE', KEYS[4], dead, dead)[1]
+  payload = found and found[2][6] or ''
 end
-if dead then
-  local letter = call('XRANGE', KEYS[4], dead, dead)[1]
-  payload = letter and letter[2][6] or ''
-end
-return { 'done', id, string.sub(finished, 1, 1), entry and entry[2] or {}, '', '', payload, replayed }
+return { 'done', id, letter, entry and entry[2] or {}, '', '', payload, replayed }

@@ -2,7 +2,7 @@
 -- work waits: a worker may have died between bell and claim.
 --
 -- ARGV[3] most tasks of each kind
--- RETURNS {promoted, filed, ms until the next is due, or nil}
+-- RETURNS {promoted, filed, ms until the next is due, or false}
 local limit = tonumber(ARGV[3])
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
 local filed = mode ~= 'Closed' and intake().file_raw(limit) or 0
@@ -22,4 +22,4 @@ for _, name in ipairs({ 'delayed', 'retrying' }) do
 end
 flush_moves()
 ring()
-return { promoted, filed, first_due and math.max(0, first_due - now) }
+return { promoted, filed, first_due and math.max(0, first_due - now) or false }

@@ -27,8 +27,11 @@ local dlq_id = id .. '#' .. t[2]
 local err, code = x[1] or '', x[2] or ''
 local message = call('XADD', KEYS[4], '*', 'task_id', id, 'tool_name', t[10], 'payload', body[1], 'error', err,
   'error_code', code, 'retry_count', t[7], 'failed_at', t[3], 'dlq_id', dlq_id, 'token', token, 'meta', body[2],
-  'history', x[3] or cmsgpack.pack({}))
+  'history', x[3] or cmsgpack.pack({}), 'recorded_at', now_text)
 call('HSET', P .. 'dead', id, message)
+-- What was decided about an earlier task of this id says nothing about this one.
+call('HDEL', P .. 'reviewed', id)
+call('HDEL', P .. 'discards', id)
 emit('DP', id, token, dlq_id)
 moves().finish(id, t, token, 'f', 'failed', err, code, dlq_id, body[2])
 emit('fD', id, token, code)

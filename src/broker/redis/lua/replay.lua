@@ -2,6 +2,7 @@
 --
 -- ARGV[3] id of the dead task  ARGV[4] epoch  ARGV[5] new id
 -- ARGV[6] '' or a corrected payload  ARGV[7] its content hash, or ''  ARGV[8] meta of the new task
+-- ARGV[9] person  ARGV[10] reason or ''
 -- RETURNS {'done', id}, {'replayed', id} (before), {'discarded'} (before), {'taken', id that has the key},
 --   {'id', new id that is in use}, {'unknown'}, {'closed'}, {'outbox'}, {'payload', most bytes}
 --
@@ -48,10 +49,10 @@ create(new_id, ARGV[6] ~= '' and ARGV[6] or f.payload, ARGV[8],
   traits(t[10], t[11], now, key, t[13], t[14], t[15]))
 flush_created()
 announce(SURE)
-call('HSET', P .. 'reviewed', id, cmsgpack.pack({ 'replayed', new_id, now, message }))
+call('HSET', P .. 'reviewed', id, cmsgpack.pack({ 'replayed', new_id, now, message, ARGV[9], ARGV[10] }))
 call('HDEL', P .. 'dead', id)
 call('HDEL', P .. 'discards', id)
 count('replayed', 1)
-flush_moves()
+flush_decision('replayed', id, ARGV[4], ARGV[9], ARGV[10], new_id)
 ring()
 return { 'done', new_id }
