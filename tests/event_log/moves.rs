@@ -11,7 +11,7 @@ use windlass::protocol::keys::Keys;
 use windlass::protocol::state::State;
 
 use super::place::{Place, all_events, at, created, entry, entry_of, moved, queue, task};
-use crate::support::load::{Load, hasty_policy};
+use crate::support::load::{LedBy, Load, hasty_policy};
 use crate::support::servers::{Flavor, Server};
 use crate::support::{fresh_queue, owner};
 
@@ -188,7 +188,14 @@ async fn every_move_of_a_load_that_goes_wrong_is_recorded_once(place: &Place) {
     let (url, keys) = (server.url(), Keys::new(&fresh_queue()));
     let connect = move || Arc::new(RedisBroker::new(keys.clone(), RedisOptions::new(&url)).expect("a usable URL"));
     connect().provision(&owner(), &hasty_policy()).await.expect("the queue is made");
-    let load = Load { tasks: 2000, workers: 4, producers: 2, cut_percent: 5, connect: Box::new(connect) };
+    let load = Load {
+        tasks: 2000,
+        workers: 4,
+        producers: 2,
+        cut_percent: 5,
+        led_by: LedBy::TheLoad,
+        connect: Box::new(connect),
+    };
     let events = load.run().await.events;
     let mut distinct: Vec<&Event> = Vec::new();
     let mut names = HashSet::new();

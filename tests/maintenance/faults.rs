@@ -81,24 +81,6 @@ async fn work_goes_on_while_postgres_is_down_and_history_is_whole_when_it_is_bac
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_postgres_that_is_killed_and_one_that_hangs_delay_history_alone() {
-    let server = Server::start(Flavor::Redis70).await;
-    let postgres = Postgres::start().await;
-    let ground = Ground::new(&server, postgres.fresh_database(), &hasty_policy()).await;
-    let _runner = ground.lead().await;
-    let load = tokio::spawn(ground.load(5_000).run());
-    until(&ground, "some work", |counts| counts.finished > 500).await;
-    postgres.freeze();
-    until(&ground, "work while the database hangs", |counts| counts.finished > 1_500).await;
-    postgres.thaw();
-    until(&ground, "more work", |counts| counts.finished > 2_500).await;
-    postgres.kill9().await;
-    postgres.restart().await;
-    let account = load.await.expect("the load ends");
-    ground.check(&account).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_sqlite_file_that_another_process_locks_delays_history_alone() {
     let server = Server::start(Flavor::Redis70).await;
     let dir = tempfile::tempdir().expect("a directory");
