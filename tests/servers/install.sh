@@ -130,6 +130,9 @@ if ! compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null \
   "${root[@]}" rm -f "$settings"
 fi
 
+# For a leader whose clock is wrong.
+command -v faketime >/dev/null || apt_install faketime
+
 # For the certificates of the TLS tests.
 command -v openssl >/dev/null || apt_install openssl
 

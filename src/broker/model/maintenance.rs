@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reclaim_takes_fifty_at_most_and_says_where_to_go_on() {
+    async fn a_reclaim_takes_twenty_at_most_and_says_where_to_go_on() {
         let rig = Rig::new(Policy::default()).await;
         let of_type = |of: &str, n: u32| NewTask { task_type: kind(of), ..task(&format!("{of}{n:02}")) };
         let tasks: Vec<_> = (0..60).map(|n| of_type("a", n)).chain((0..20).map(|n| of_type("b", n))).collect();
@@ -299,7 +299,7 @@ mod tests {
             sizes.push(reclaimed.requeued.len());
             cursor = reclaimed.next;
         }
-        assert_eq!(sizes, [50, 30]);
+        assert_eq!(sizes, [20, 20, 20, 20]);
     }
 
     #[tokio::test]
