@@ -1,7 +1,7 @@
 //! The bare commands of a stream that workers share, with nothing around them:
 //! no retries, no priorities, no records, no events.
 //!
-//! A producer's call is one XADD a task; a worker's call is XACK and XDEL of
+//! A producer's call is one XADD a task; a worker's call is an XACK and an XDEL a task of
 //! the batch before and XREADGROUP for the next, all in one pipeline.
 
 use std::sync::Arc;
