@@ -281,6 +281,28 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    /// Done, with nothing to tell.
+    pub fn success() -> Self {
+        Self::Success { result: None }
+    }
+
+    /// Done, and this came of it.
+    pub fn result(result: impl Into<Payload>) -> Self {
+        Self::Success { result: Some(result.into()) }
+    }
+
+    /// Failed, and may work next time.
+    pub fn failure(code: impl Into<String>, error: impl Into<String>) -> Self {
+        Self::Failure { error: error.into(), code: code.into() }
+    }
+
+    /// Failed, and will fail again: the task goes to the dead letters.
+    pub fn permanent(code: impl Into<String>, error: impl Into<String>) -> Self {
+        Self::Permanent { error: error.into(), code: code.into() }
+    }
+}
+
 /// One attempt's end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settlement {

@@ -11,8 +11,11 @@ pub mod event_log;
 pub mod maintenance;
 mod producer;
 pub mod protocol;
+pub mod worker;
 
+pub use broker::Outcome;
 pub use producer::Producer;
 pub use protocol::names::{QueueName, TaskId, TaskType};
 pub use protocol::state::State;
 pub use protocol::task::{NewTask, NotBefore, Payload, TaskView};
+pub use worker::{Handler, TaskContext};

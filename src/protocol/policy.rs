@@ -3,12 +3,13 @@
 //! A policy is written to the broker, and every operation reads it there: a
 //! change applies to the very next claim or settle of every client.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::backoff::{Backoff, Jitter, Strategy};
+use super::names::TaskType;
 
 /// Whether the queue takes and gives work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,6 +173,14 @@ pub struct Limits {
     pub outbox_entries: u64,
 }
 
+/// What differs from the queue for one type of task.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TypePolicy {
+    /// How long one attempt may take.
+    #[serde(default, with = "maybe_millis", rename = "timeout_ms")]
+    pub timeout: Option<Duration>,
+}
+
 /// Everything that a queue's owner can decide about the engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
@@ -199,6 +208,12 @@ pub struct Policy {
     pub limits: Limits,
     /// Whether moves are written to the outbox.
     pub events: EventRecording,
+    /// How long one attempt may take, where neither the task nor its type says.
+    #[serde(default, with = "maybe_millis", rename = "timeout_ms")]
+    pub timeout: Option<Duration>,
+    /// What differs by type.
+    #[serde(default)]
+    pub task_types: BTreeMap<TaskType, TypePolicy>,
 }
 
 impl Default for Policy {
@@ -242,6 +257,8 @@ impl Default for Policy {
             discard_approvals: 1,
             limits: Limits { payload_bytes: 1 << 20, result_bytes: 1 << 20, lanes: 1000, outbox_entries: 1_000_000 },
             events: EventRecording::On,
+            timeout: None,
+            task_types: BTreeMap::new(),
         }
     }
 }
@@ -252,6 +269,11 @@ impl Default for Policy {
 pub struct InvalidPolicy(pub String);
 
 impl Policy {
+    /// How long one attempt at a task of this type may take, unless the task says otherwise.
+    pub fn timeout_of(&self, task_type: &TaskType) -> Option<Duration> {
+        self.task_types.get(task_type).and_then(|own| own.timeout).or(self.timeout)
+    }
+
     /// Checks what single fields cannot say.
     pub fn validate(&self) -> Result<(), InvalidPolicy> {
         let priority = &self.priority;
@@ -294,14 +316,31 @@ mod millis {
     }
 }
 
+/// The same where there may be none.
+mod maybe_millis {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        value.map(|value| value.as_millis() as u64).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<u64>::deserialize(deserializer)?.map(Duration::from_millis))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_default_policy_is_valid_and_survives_the_wire() {
-        let policy = Policy::default();
+        let mut policy = Policy::default();
         policy.validate().expect("defaults agree with each other");
+        let slow = TypePolicy { timeout: Some(Duration::from_secs(60)) };
+        policy.task_types.insert(TaskType::new("render").expect("valid"), slow);
         let text = serde_json::to_string(&policy).expect("serialises");
         assert_eq!(serde_json::from_str::<Policy>(&text).expect("parses"), policy);
     }

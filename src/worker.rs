@@ -1,0 +1,22 @@
+//! Runs tasks: claims them, hands each to a handler, renews leases, settles, drains.
+//!
+//! Owns: the [`Handler`] trait, what a handler sees of its task
+//! ([`TaskContext`]), and the runtime around them. Must not know: Redis, who
+//! leads, what Kubernetes is.
+
+mod context;
+
+use async_trait::async_trait;
+
+pub use self::context::{CancelReason, TaskContext};
+use crate::broker::Outcome;
+
+/// Does the work of a task.
+///
+/// One value serves all tasks of a worker, many at once.
+#[async_trait]
+pub trait Handler: Send + Sync + 'static {
+    /// Runs one attempt and says how it ended. When [`TaskContext::cancelled`]
+    /// completes it should end soon; at the hard deadline it is dropped.
+    async fn handle(&self, task: &TaskContext) -> Outcome;
+}
