@@ -7,6 +7,7 @@
 pub mod bench;
 pub mod broker;
 pub mod cli;
+pub mod dead_letters;
 pub mod event_log;
 pub mod maintenance;
 mod producer;
