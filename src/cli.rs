@@ -10,7 +10,7 @@
 
 mod conformance;
 pub mod connection;
-//DLQ mod dlq;
+mod dlq;
 pub mod error;
 mod events;
 mod explain;
@@ -58,8 +58,8 @@ pub enum Command {
     Task(task::Args),
     /// See, watch, pause and resume queues.
     Queue(queue::Args),
-    //DLQ /// Read, replay and discard dead letters.
-    //DLQ Dlq(dlq::Args),
+    /// Read, replay and discard dead letters.
+    Dlq(dlq::Args),
     /// Show what happened, from the event log.
     Events(events::Args),
     /// Check a live queue against the protocol: RP-001 to RP-005 and the acceptance criteria.
@@ -87,7 +87,7 @@ impl Command {
         match self {
             Command::Task(args) => task::run(args).await,
             Command::Queue(args) => queue::run(args).await,
-            //DLQ Command::Dlq(args) => dlq::run(args).await,
+            Command::Dlq(args) => dlq::run(args).await,
             Command::Events(args) => events::run(args).await,
             Command::Conformance(args) => conformance::run(args).await,
             Command::Bench(args) => Ok(bench::run(args).await?),

@@ -30,6 +30,9 @@ const CONNECTIONS: u32 = 4;
 const LIMITS: &str = "SET statement_timeout = '10s'; SET lock_timeout = '5s'; \
                       SET idle_in_transaction_session_timeout = '30s'";
 
+/// Takes an SQLite file's lock at once: a reader that becomes a writer could not wait for it.
+const IMMEDIATE: &str = "BEGIN IMMEDIATE";
+
 /// Which SQL is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
@@ -280,11 +283,10 @@ impl Database {
 
     /// Begins a transaction that may write. It is undone unless it is committed,
     /// also when it is dropped.
-    pub(super) async fn begin(&self) -> Result<Changes, Fault> {
+    pub(super) async fn begin(&self) -> Result<Changes<'static>, Fault> {
         Ok(match self {
             Self::Postgres(pool) => Changes::Postgres(pool.begin().await?),
-            // Takes the file's lock now: a reader that becomes a writer could not wait for it.
-            Self::Sqlite { writer, .. } => Changes::Sqlite(writer.begin_with("BEGIN IMMEDIATE").await?),
+            Self::Sqlite { writer, .. } => Changes::Sqlite(writer.begin_with(IMMEDIATE).await?),
         })
     }
 }
@@ -296,6 +298,13 @@ pub(super) enum Writer {
 }
 
 impl Writer {
+    pub(super) fn dialect(&self) -> Dialect {
+        match self {
+            Self::Postgres(_) => Dialect::Postgres,
+            Self::Sqlite(_) => Dialect::Sqlite,
+        }
+    }
+
     /// Runs one statement as a transaction of its own; says how many rows it changed.
     pub(super) async fn execute(&mut self, statement: &Statement) -> Result<u64, Fault> {
         Ok(match self {
@@ -303,15 +312,23 @@ impl Writer {
             Self::Sqlite(connection) => statement.sqlite().execute(&mut **connection).await?.rows_affected(),
         })
     }
+
+    /// Begins a transaction on this connection. It is undone unless it is committed.
+    pub(super) async fn begin(&mut self) -> Result<Changes<'_>, Fault> {
+        Ok(match self {
+            Self::Postgres(connection) => Changes::Postgres(connection.begin().await?),
+            Self::Sqlite(connection) => Changes::Sqlite(connection.begin_with(IMMEDIATE).await?),
+        })
+    }
 }
 
 /// An open transaction.
-pub(super) enum Changes {
-    Postgres(Transaction<'static, Postgres>),
-    Sqlite(Transaction<'static, Sqlite>),
+pub(super) enum Changes<'a> {
+    Postgres(Transaction<'a, Postgres>),
+    Sqlite(Transaction<'a, Sqlite>),
 }
 
-impl Changes {
+impl Changes<'_> {
     /// Runs one statement; says how many rows it changed.
     pub(super) async fn execute(&mut self, statement: &Statement) -> Result<u64, Fault> {
         Ok(match self {

@@ -44,7 +44,7 @@ pub(super) async fn migrate(database: &Database) -> Result<(), Fault> {
 }
 
 /// Another encoding lacks most characters, and the first event with one of them would hold up all others.
-async fn check_encoding(changes: &mut Changes) -> Result<(), Fault> {
+async fn check_encoding(changes: &mut Changes<'_>) -> Result<(), Fault> {
     let select = Statement::new("SELECT current_setting('server_encoding') AS encoding", []);
     let rows = changes.fetch(&select).await?;
     match rows.first().map(|row| row.text("encoding")).transpose()?.as_deref() {
@@ -56,7 +56,7 @@ async fn check_encoding(changes: &mut Changes) -> Result<(), Fault> {
     }
 }
 
-async fn apply(changes: &mut Changes, dialect: Dialect, number: i64, migration: &Migration) -> Result<(), Fault> {
+async fn apply(changes: &mut Changes<'_>, dialect: Dialect, number: i64, migration: &Migration) -> Result<(), Fault> {
     let sql = match dialect {
         Dialect::Postgres => migration.postgres,
         Dialect::Sqlite => migration.sqlite,
