@@ -4,11 +4,16 @@
 //! ([`TaskContext`]), and the runtime around them. Must not know: Redis, who
 //! leads, what Kubernetes is.
 
+mod backoff;
 mod context;
+mod once;
+mod options;
 
 use async_trait::async_trait;
 
 pub use self::context::{CancelReason, TaskContext};
+pub use self::once::{EFFECT_IN_DOUBT, EffectError, OnceError};
+pub use self::options::{WorkerOptions, WorkerPlace};
 use crate::broker::Outcome;
 
 /// Does the work of a task.
