@@ -4,11 +4,17 @@
 //! ([`TaskContext`]), and the runtime around them. Must not know: Redis, who
 //! leads, what Kubernetes is.
 
+pub mod api;
 mod context;
+pub mod exec;
+mod foreign;
+pub mod http;
+pub mod init;
 
 use async_trait::async_trait;
 
 pub use self::context::{CancelReason, TaskContext};
+pub use self::foreign::UnusableHandler;
 use crate::broker::Outcome;
 
 /// Does the work of a task.
