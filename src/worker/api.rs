@@ -9,6 +9,7 @@
 //! | `POST /v1/once/begin {key}` | may this effect happen? `{state: begin \| in-doubt \| done, answer}` |
 //! | `POST /v1/once/commit {key, answer}` | it happened |
 //! | `POST /v1/once/resolve {key}` | after a doubt: it did not happen, begin anew |
+//! | `POST /v1/once/abandon {key}` | what this attempt began did not happen |
 //! | `POST /v1/progress {…}` | tells how far the task is |
 //! | `POST /v1/extend` | renews the lease now |
 //! | `GET /v1/cancelled[?waitSeconds=N]` | should the handler end? `{cancelled, reason}` |
@@ -18,6 +19,7 @@
 //! a refusal is `{code, error}` with a sentence.
 
 mod desk;
+mod effects;
 mod refusal;
 mod routes;
 

@@ -2,12 +2,23 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Write as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use axum::extract::FromRequestParts;
+use axum::http::StatusCode;
+use axum::http::header::AUTHORIZATION;
+use axum::http::request::Parts;
+
+use super::refusal::Refusal;
+use crate::broker::Doubt;
+use crate::protocol::names::IdempotencyKey;
 use crate::worker::context::TaskContext;
 
 /// How many ended tokens are remembered, to tell "too late" from "wrong".
 const REMEMBERED: usize = 4096;
+
+/// How many doubts one attempt may have at a time.
+const MAX_DOUBTS: usize = 1000;
 
 /// The tokens that are open, and the last ones that were.
 #[derive(Default)]
@@ -17,26 +28,63 @@ pub(super) struct Desk {
 
 #[derive(Default)]
 struct Book {
-    open: HashMap<String, TaskContext>,
+    open: HashMap<String, Admitted>,
     ended: HashSet<String>,
     ended_in_order: VecDeque<String>,
 }
 
-/// Whom a token lets in.
-pub(super) enum Admission {
-    /// The handler of this attempt.
-    Open(TaskContext),
-    /// An attempt that is over.
-    Ended,
-    /// Nobody.
-    Unknown,
+/// The handler of an attempt that is going on.
+#[derive(Clone)]
+pub(super) struct Admitted {
+    /// The attempt.
+    pub(super) task: TaskContext,
+    /// What it was told to be in doubt.
+    doubts: Arc<Mutex<HashMap<IdempotencyKey, Doubt>>>,
+}
+
+impl Admitted {
+    /// The doubt that the attempt was told of.
+    pub(super) fn doubt(&self, key: &IdempotencyKey) -> Option<Doubt> {
+        self.doubts().get(key).cloned()
+    }
+
+    /// Remembers a doubt for the attempt.
+    pub(super) fn remember_doubt(&self, key: IdempotencyKey, doubt: Doubt) -> Result<(), Refusal> {
+        let mut doubts = self.doubts();
+        if doubts.len() >= MAX_DOUBTS && !doubts.contains_key(&key) {
+            let sentence = format!("{MAX_DOUBTS} effects are in doubt already: resolve or commit some of them first");
+            return Err(Refusal::new(StatusCode::CONFLICT, "too_many_doubts", sentence));
+        }
+        doubts.insert(key, doubt);
+        Ok(())
+    }
+
+    /// There is no doubt any more.
+    pub(super) fn forget_doubt(&self, key: &IdempotencyKey) {
+        self.doubts().remove(key);
+    }
+
+    fn doubts(&self) -> MutexGuard<'_, HashMap<IdempotencyKey, Doubt>> {
+        self.doubts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FromRequestParts<Arc<Desk>> for Admitted {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, desk: &Arc<Desk>) -> Result<Self, Refusal> {
+        let header = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let words = header.and_then(|value| value.trim().split_once(' '));
+        let token = words.filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer")).map(|(_, token)| token.trim());
+        desk.who(token.unwrap_or_default())
+    }
 }
 
 impl Desk {
     /// Makes a token for an attempt.
     pub(super) fn admit(&self, task: TaskContext) -> String {
         let token = token();
-        self.book().open.insert(token.clone(), task);
+        self.book().open.insert(token.clone(), Admitted { task, doubts: Arc::default() });
         token
     }
 
@@ -56,12 +104,19 @@ impl Desk {
     }
 
     /// Whom a token lets in.
-    pub(super) fn who(&self, token: &str) -> Admission {
+    fn who(&self, token: &str) -> Result<Admitted, Refusal> {
+        let unauthorized = |sentence| Err(Refusal::new(StatusCode::UNAUTHORIZED, "unauthorized", sentence));
         let book = self.book();
         match book.open.get(token) {
-            Some(task) => Admission::Open(task.clone()),
-            None if book.ended.contains(token) => Admission::Ended,
-            None => Admission::Unknown,
+            Some(admitted) => Ok(admitted.clone()),
+            None if token.is_empty() => {
+                unauthorized("send the task's token: `Authorization: Bearer` and the value of WINDLASS_API_TOKEN")
+            }
+            None if book.ended.contains(token) => {
+                let sentence = "the attempt that this token belongs to is over: end, and do no more for it";
+                Err(Refusal::new(StatusCode::GONE, "attempt_over", sentence))
+            }
+            None => unauthorized("this token is not known here: send the one of this very task"),
         }
     }
 
