@@ -5,16 +5,21 @@
 //! leads, what Kubernetes is.
 
 pub mod api;
+mod backoff;
 mod context;
 pub mod exec;
 mod foreign;
 pub mod http;
 pub mod init;
+mod once;
+mod options;
 
 use async_trait::async_trait;
 
 pub use self::context::{CancelReason, TaskContext};
 pub use self::foreign::UnusableHandler;
+pub use self::once::{EFFECT_IN_DOUBT, EffectError, OnceError};
+pub use self::options::{WorkerOptions, WorkerPlace};
 use crate::broker::Outcome;
 
 /// Does the work of a task.

@@ -18,7 +18,7 @@ use crate::protocol::names::{IdempotencyKey, TaskId, TaskType, TenantId, TraceId
 use crate::protocol::task::Payload;
 
 /// The largest result where nobody says otherwise: that of a queue with the usual limits.
-pub const DEFAULT_RESULT_BYTES: usize = 1 << 20;
+pub(super) const DEFAULT_RESULT_BYTES: usize = 1 << 20;
 
 /// The code of a result that is too large.
 pub(super) const RESULT_TOO_LARGE: &str = "result_too_large";
@@ -106,7 +106,7 @@ impl Told {
     /// Tells an attempt; with a pass, also how to reach the local API.
     pub(super) fn new(context: &TaskContext, pass: Option<&Pass>) -> Self {
         let task = context.task();
-        let traceparent = task.trace_id.as_ref().and_then(traceparent);
+        let traceparent = context.traceparent();
         let document = document(context, traceparent.clone());
         let owned = |text: &str| Some(text.to_owned());
         let facts = vec![
@@ -171,24 +171,6 @@ fn raw(payload: &str) -> Box<RawValue> {
 fn wall_clock(at: Instant) -> Timestamp {
     let left = at.saturating_duration_since(Instant::now());
     Timestamp::now().checked_add(left).unwrap_or(Timestamp::MAX)
-}
-
-/// What a handler's tracing goes on with: the producer's own `traceparent`, or
-/// one made for a trace id that fits into one.
-fn traceparent(trace: &TraceId) -> Option<String> {
-    let hex = |text: &str, length: usize| {
-        text.len() == length && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-    };
-    let parts: Vec<&str> = trace.as_str().split('-').collect();
-    match parts[..] {
-        [version, id, parent, flags, ..]
-            if hex(version, 2) && hex(id, 32) && hex(parent, 16) && hex(flags, 2) && version != "ff" =>
-        {
-            Some(trace.as_str().to_owned())
-        }
-        [id] if hex(id, 32) && id.bytes().any(|b| b != b'0') => Some(format!("00-{id}-{:016x}-01", fastrand::u64(1..))),
-        _ => None,
-    }
 }
 
 /// Output as a result: JSON if it is, else a text; nothing if it is empty.
@@ -290,18 +272,6 @@ mod tests {
         }
         assert!(!tail(format!("x{long}").as_bytes()).contains('\u{FFFD}'));
         assert!(tail(&[0xff; 10_000]).len() <= MAX_ERROR_BYTES);
-    }
-
-    #[test]
-    fn a_trace_goes_on_where_it_can() {
-        let given = |text: &str| traceparent(&TraceId::new(text).expect("valid"));
-        let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        assert_eq!(given(parent).as_deref(), Some(parent));
-        let made = given("0af7651916cd43dd8448eb211c80319c").expect("fits");
-        assert!(made.starts_with("00-0af7651916cd43dd8448eb211c80319c-") && made.ends_with("-01"), "{made}");
-        for none in ["order-7", "00000000000000000000000000000000", "0AF7651916CD43DD8448EB211C80319C"] {
-            assert_eq!(given(none), None, "{none}");
-        }
     }
 
     #[test]

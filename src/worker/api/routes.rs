@@ -155,10 +155,7 @@ struct Made {
     created: bool,
 }
 
-async fn enqueue(
-    admitted: Admitted,
-    Body(asked): Body<FollowUp>,
-) -> Result<(StatusCode, Json<Made>), Refusal> {
+async fn enqueue(admitted: Admitted, Body(asked): Body<FollowUp>) -> Result<(StatusCode, Json<Made>), Refusal> {
     let made = admitted.task.enqueue(asked.try_into()?).await?;
     let queue = admitted.task.queue().to_string();
     let status = if made.created { StatusCode::CREATED } else { StatusCode::OK };
