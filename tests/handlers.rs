@@ -5,6 +5,7 @@
 mod support;
 
 mod handlers {
+    mod api;
     mod exec;
     mod ground;
     mod groups;
