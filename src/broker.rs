@@ -28,7 +28,7 @@ use serde::Serialize;
 pub use self::effects::{Doubt, EffectAbandoned, EffectBegun, EffectCommitted, EffectMark, EffectRequest, Standing};
 use crate::protocol::backoff::Dice;
 use crate::protocol::names::{
-    Capabilities, DeadLetterId, Epoch, IdempotencyKey, TaskId, TaskType, TenantId, TraceId, WorkerId,
+    Capabilities, DeadLetterId, Epoch, IdempotencyKey, QueueName, TaskId, TaskType, TenantId, TraceId, WorkerId,
 };
 use crate::protocol::policy::{Mode, Policy};
 use crate::protocol::state::{RetryReason, State};
@@ -151,6 +151,20 @@ pub struct Owner {
     pub name: String,
     /// Whether to take the keys from another owner.
     pub takeover: Takeover,
+}
+
+impl Owner {
+    const KUBERNETES: &str = "kubernetes:";
+
+    /// The custom resource of a cluster, which is the only source of its queue's policy.
+    pub fn kubernetes(cluster: &str, queue: &QueueName, object: &str) -> Self {
+        Self { name: format!("{}{cluster}/{queue}/{object}", Self::KUBERNETES), takeover: Takeover::Respect }
+    }
+
+    /// Whether a recorded owner is a custom resource of a cluster.
+    pub fn is_kubernetes(recorded: &str) -> bool {
+        recorded.starts_with(Self::KUBERNETES)
+    }
 }
 
 /// Whether provisioning may replace a recorded owner.

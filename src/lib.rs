@@ -8,10 +8,12 @@
 pub mod bench;
 pub mod broker;
 pub mod cli;
+pub mod conformance;
 pub mod event_log;
 pub mod maintenance;
 mod producer;
 pub mod protocol;
+pub mod telemetry;
 pub mod worker;
 
 pub use broker::Outcome;

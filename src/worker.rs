@@ -9,10 +9,15 @@
 //! `verdict` what is settled, and ends as `drain` says. `once` gives handlers
 //! outside effects that happen at most once; `probes` shows how it all is.
 
+pub mod api;
 mod backoff;
 mod context;
 mod drain;
+pub mod exec;
+mod foreign;
 mod health;
+pub mod http;
+pub mod init;
 mod metrics;
 mod once;
 mod options;
@@ -27,6 +32,7 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 pub use self::context::{CancelReason, TaskContext};
+pub use self::foreign::UnusableHandler;
 pub use self::health::WorkerHealth;
 pub use self::metrics::WorkerMetrics;
 pub use self::once::{EFFECT_IN_DOUBT, EffectError, OnceError};
