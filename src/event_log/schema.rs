@@ -30,7 +30,8 @@ pub(super) async fn migrate(database: &Database) -> Result<(), Fault> {
         return Ok(());
     }
     // In SQLite the transaction itself is the lock, and every text is UTF-8.
-    let mut changes = database.begin().await?;
+    let mut writer = database.writer().await?;
+    let mut changes = writer.begin().await?;
     if database.dialect() == Dialect::Postgres {
         check_encoding(&mut changes).await?;
         changes.fetch(&Statement::new(LOCK, [])).await?;
