@@ -1,5 +1,7 @@
 //! The command line: one subcommand a role.
 
+mod crd;
+
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -21,6 +23,8 @@ pub struct Cli {
 pub enum Command {
     /// Measure the broker beside bare Redis commands, BullMQ and asynq.
     Bench(bench::Args),
+    /// Print the CustomResourceDefinitions as YAML.
+    Crd(crd::Args),
     /// Print a completion script for a shell.
     Completion {
         /// The shell to print it for.
@@ -32,6 +36,7 @@ pub enum Command {
 pub async fn run(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
         Command::Bench(args) => bench::run(args).await,
+        Command::Crd(args) => crd::run(&args),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "windlass", &mut std::io::stdout());
             Ok(())

@@ -7,6 +7,7 @@
 pub mod bench;
 pub mod broker;
 pub mod cli;
+pub mod crd;
 pub mod event_log;
 pub mod maintenance;
 mod producer;
