@@ -8,6 +8,7 @@ pub mod bench;
 pub mod broker;
 pub mod cli;
 pub mod conformance;
+pub mod crd;
 pub mod dead_letters;
 pub mod event_log;
 pub mod maintenance;
