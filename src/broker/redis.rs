@@ -95,6 +95,11 @@ impl Redis {
     }
 }
 
+/// The operation that a script's digest stands for, as slow logs show it.
+pub fn operation_of(digest: &str) -> Option<&'static str> {
+    SCRIPTS.name_of(digest)
+}
+
 /// One queue on one Redis.
 pub struct RedisBroker {
     keys: Keys,
