@@ -120,7 +120,7 @@ pub async fn run(args: Args) -> Result<()> {
         return idle::look_after(port, args.idle_queues.unwrap_or_default()).await;
     }
     let machine = Machine::here();
-    let pinning = Pinning::apply(args.server_core.into(), args.client_core.into()).await?;
+    let pinning = Pinning::apply(args.server_core.zip(args.client_core)).await?;
     let output = args.output;
     // All clients share one core, so a second thread would only be in the way.
     let measured = tokio::task::spawn_blocking(move || {

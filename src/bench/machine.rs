@@ -115,13 +115,16 @@ pub(super) enum Pinning {
 }
 
 impl Pinning {
-    /// Pins this process and all that it will start, if that can be done.
-    pub(super) async fn apply(server: usize, clients: usize) -> Result<Self> {
-        ensure!(server != clients, "--server-core and --client-core are both {server}: give two different cores");
+    /// Pins this process and all that it will start, if that can be done: to
+    /// the cores that were named for the server and for everybody else, or to the first two.
+    pub(super) async fn apply(named: Option<(u16, u16)>) -> Result<Self> {
         let cores = allowed_cores();
-        if cores.len() < 2 {
-            return Ok(Self::Unpinned { why: "there is only one core".to_owned() });
-        }
+        let (server, clients) = match (named, &cores[..]) {
+            (Some((server, clients)), _) => (server.into(), clients.into()),
+            (None, [server, clients, ..]) => (*server, *clients),
+            (None, _) => return Ok(Self::Unpinned { why: "there is only one core".to_owned() }),
+        };
+        ensure!(server != clients, "--server-core and --client-core are both {server}: give two different cores");
         for core in [server, clients] {
             ensure!(
                 cores.contains(&core),

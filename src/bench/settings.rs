@@ -71,12 +71,12 @@ pub struct Args {
     /// The redis-server to start [default: the one on the PATH, else the one that `make servers` gets].
     #[arg(long, value_name = "PATH")]
     pub redis_server: Option<PathBuf>,
-    /// The core for the server.
-    #[arg(long, default_value = "0", value_name = "CORE")]
-    pub server_core: u16,
-    /// The core for all clients.
-    #[arg(long, default_value = "1", value_name = "CORE")]
-    pub client_core: u16,
+    /// The core for the server [default: the first that may be used].
+    #[arg(long, value_name = "CORE", requires = "client_core")]
+    pub server_core: Option<u16>,
+    /// The core for all clients [default: the second that may be used].
+    #[arg(long, value_name = "CORE", requires = "server_core")]
+    pub client_core: Option<u16>,
 }
 
 /// What can be measured.
