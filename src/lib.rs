@@ -1,7 +1,8 @@
 //! Task queues on Redis Streams, native to Kubernetes.
 //!
 //! The crate is a library and a binary. Applications use [`Producer`] to put
-//! tasks into a queue; the binary carries the other roles. ARCHITECTURE.md
+//! tasks into a queue and [`Worker`] to run them; the binary carries the other
+//! roles. ARCHITECTURE.md
 //! has the map.
 
 pub mod bench;
@@ -18,4 +19,4 @@ pub use producer::Producer;
 pub use protocol::names::{QueueName, TaskId, TaskType};
 pub use protocol::state::State;
 pub use protocol::task::{NewTask, NotBefore, Payload, TaskView};
-pub use worker::{Handler, TaskContext};
+pub use worker::{Handler, TaskContext, Worker, WorkerHandle, WorkerOptions};

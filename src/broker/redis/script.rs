@@ -84,6 +84,9 @@ scripts! {
     claim: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING];
     settle: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING, FAILING];
     extend: [HEAD, TOKEN, LANES];
+    report_progress: [HEAD];
+    begin_effect: [HEAD];
+    end_effect: [HEAD];
     promote: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE];
     reclaim: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, CLOCK];
     evict: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, EVICT];
