@@ -702,6 +702,16 @@ pub struct Registered {
     pub requeued: Vec<TaskId>,
 }
 
+/// What is seen of an idle queue at a glance. As long as two glances are equal,
+/// no task, no worker, no raw entry and no dead letter has come to where there was none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Glance {
+    /// How many keys there are of those that an idle queue may lack.
+    pub(crate) keys: u64,
+    /// How long the stream for raw entries is, read or not.
+    pub(crate) raw_entries: u64,
+}
+
 /// A queue in numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -953,6 +963,11 @@ pub trait Broker: Send + Sync {
 
     /// The queue in numbers.
     async fn counts(&self) -> Result<QueueCounts>;
+
+    /// A look at an idle queue that costs next to nothing; `None` where there is no such thing.
+    async fn glance(&self) -> Result<Option<Glance>> {
+        Ok(None)
+    }
 
     /// One task, by its id or by an id that a raw producer sent for the same work.
     async fn get(&self, task: &TaskId) -> Result<Option<TaskView>>;
