@@ -13,6 +13,7 @@
 //! [`model`] is the same in memory, for tests; [`redis`] is the real thing.
 
 pub mod clock;
+mod effects;
 pub mod model;
 pub(crate) mod patience;
 pub mod redis;
@@ -27,6 +28,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::Serialize;
 
+pub use self::effects::{Doubt, EffectAbandoned, EffectBegun, EffectCommitted, EffectMark, EffectRequest, Standing};
 use crate::protocol::backoff::Dice;
 use crate::protocol::names::{
     Capabilities, DeadLetterId, Epoch, IdempotencyKey, QueueName, TaskId, TaskType, TenantId, TraceId, WorkerId,
@@ -141,6 +143,9 @@ pub const MAX_BATCH: usize = 100;
 
 /// The longest error text that is kept.
 pub const MAX_ERROR_BYTES: usize = 4096;
+
+/// The longest report of progress that is kept.
+pub const MAX_PROGRESS_BYTES: usize = 4096;
 
 /// Who provisions a queue, so that two owners notice each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -697,6 +702,16 @@ pub struct Registered {
     pub requeued: Vec<TaskId>,
 }
 
+/// What is seen of an idle queue at a glance. As long as two glances are equal,
+/// no task, no worker, no raw entry and no dead letter has come to where there was none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Glance {
+    /// How many keys there are of those that an idle queue may lack.
+    pub(crate) keys: u64,
+    /// How long the stream for raw entries is, read or not.
+    pub(crate) raw_entries: u64,
+}
+
 /// A queue in numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -862,6 +877,28 @@ pub trait Broker: Send + Sync {
     /// Renews leases, and counts as the worker's heartbeat.
     async fn extend(&self, worker: &WorkerId, leases: &[Lease]) -> Result<Vec<Extended>>;
 
+    /// Keeps how far an attempt has come, up to [`MAX_PROGRESS_BYTES`], while
+    /// its lease is good. It renews nothing.
+    async fn report_progress(&self, lease: &Lease, progress: &Payload) -> Result<Extended>;
+
+    /// Asks whether an outside effect may begin. The right to is given once in
+    /// the queue, the tenant and the key, to an attempt whose lease is good. It
+    /// is remembered for as long as results are kept and the task may run.
+    async fn begin_effect(&self, request: &EffectRequest<'_>) -> Result<EffectBegun>;
+
+    /// Keeps the answer of an effect that happened; also when the lease is gone
+    /// meanwhile, because the effect happened all the same.
+    async fn commit_effect(
+        &self,
+        lease: &Lease,
+        key: &IdempotencyKey,
+        answer: &Payload,
+        standing: Standing<'_>,
+    ) -> Result<EffectCommitted>;
+
+    /// Says that an effect that this attempt began did not happen: it may begin anew.
+    async fn abandon_effect(&self, lease: &Lease, key: &IdempotencyKey) -> Result<EffectAbandoned>;
+
     /// Gives tasks back unfinished, to run again after `delay`.
     async fn release(&self, worker: &WorkerId, leases: Vec<Lease>, delay: Duration) -> Result<Vec<Settled>> {
         let settle = |lease| Settlement { lease, outcome: Outcome::Released { delay }, dice: Dice(0) };
@@ -926,6 +963,11 @@ pub trait Broker: Send + Sync {
 
     /// The queue in numbers.
     async fn counts(&self) -> Result<QueueCounts>;
+
+    /// A look at an idle queue that costs next to nothing; `None` where there is no such thing.
+    async fn glance(&self) -> Result<Option<Glance>> {
+        Ok(None)
+    }
 
     /// One task, by its id or by an id that a raw producer sent for the same work.
     async fn get(&self, task: &TaskId) -> Result<Option<TaskView>>;

@@ -10,6 +10,7 @@
 
 mod conformance;
 pub mod connection;
+mod crd;
 mod dlq;
 pub mod error;
 mod events;
@@ -66,6 +67,8 @@ pub enum Command {
     Conformance(conformance::Args),
     /// Measure the broker beside bare Redis commands, BullMQ and asynq.
     Bench(bench::Args),
+    /// Print the CustomResourceDefinitions as YAML.
+    Crd(crd::Args),
     /// Print a completion script for a shell.
     #[command(after_help = "Examples:\n  \
         windlass completion bash > /etc/bash_completion.d/windlass\n  \
@@ -91,6 +94,7 @@ impl Command {
             Command::Events(args) => events::run(args).await,
             Command::Conformance(args) => conformance::run(args).await,
             Command::Bench(args) => Ok(bench::run(args).await?),
+            Command::Crd(args) => Ok(crd::run(&args)?),
             Command::Completion { shell } => complete(shell),
         }
     }

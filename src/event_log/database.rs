@@ -12,7 +12,7 @@ use sqlx::pool::{PoolConnection, PoolOptions};
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow};
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqlitePool, SqliteRow};
-use sqlx::{AssertSqlSafe, Connection, Postgres, Row as _, Sqlite, Transaction};
+use sqlx::{AssertSqlSafe, Connection, Postgres, Row as _, Sqlite};
 
 use super::error::Fault;
 
@@ -29,9 +29,6 @@ const CONNECTIONS: u32 = 4;
 /// hold its locks for longer than we wait for it.
 const LIMITS: &str = "SET statement_timeout = '10s'; SET lock_timeout = '5s'; \
                       SET idle_in_transaction_session_timeout = '30s'";
-
-/// Takes an SQLite file's lock at once: a reader that becomes a writer could not wait for it.
-const IMMEDIATE: &str = "BEGIN IMMEDIATE";
 
 /// Which SQL is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -280,15 +277,6 @@ impl Database {
             Self::Sqlite { readers, .. } => rows(statement.sqlite().fetch_all(readers).await?, Row::Sqlite),
         })
     }
-
-    /// Begins a transaction that may write. It is undone unless it is committed,
-    /// also when it is dropped.
-    pub(super) async fn begin(&self) -> Result<Changes<'static>, Fault> {
-        Ok(match self {
-            Self::Postgres(pool) => Changes::Postgres(pool.begin().await?),
-            Self::Sqlite { writer, .. } => Changes::Sqlite(writer.begin_with(IMMEDIATE).await?),
-        })
-    }
 }
 
 /// A connection that writes.
@@ -313,53 +301,80 @@ impl Writer {
         })
     }
 
-    /// Begins a transaction on this connection. It is undone unless it is committed.
-    pub(super) async fn begin(&mut self) -> Result<Changes<'_>, Fault> {
+    /// The rows that a statement finds.
+    async fn fetch(&mut self, statement: &Statement) -> Result<Vec<Row>, Fault> {
         Ok(match self {
-            Self::Postgres(connection) => Changes::Postgres(connection.begin().await?),
-            Self::Sqlite(connection) => Changes::Sqlite(connection.begin_with(IMMEDIATE).await?),
+            Self::Postgres(connection) => rows(statement.postgres().fetch_all(&mut **connection).await?, Row::Postgres),
+            Self::Sqlite(connection) => rows(statement.sqlite().fetch_all(&mut **connection).await?, Row::Sqlite),
         })
+    }
+
+    /// Runs a text of statements.
+    async fn execute_text(&mut self, sql: &'static str) -> Result<(), Fault> {
+        match self {
+            Self::Postgres(connection) => sqlx::raw_sql(sql).execute(&mut **connection).await.map(|_| ())?,
+            Self::Sqlite(connection) => sqlx::raw_sql(sql).execute(&mut **connection).await.map(|_| ())?,
+        }
+        Ok(())
+    }
+
+    /// Begins a transaction that may write. It is undone unless it is committed,
+    /// also when it is dropped.
+    pub(super) async fn begin(&mut self) -> Result<Changes<'_>, Fault> {
+        let begin = match self {
+            Self::Postgres(_) => "BEGIN",
+            // Takes the file's lock now: a reader that becomes a writer could not wait for it.
+            Self::Sqlite(_) => "BEGIN IMMEDIATE",
+        };
+        let mut changes = Changes { writer: self, open: true };
+        let begun = changes.writer.execute_text(begin).await;
+        changes.open = begun.is_ok();
+        begun.map(|()| changes)
     }
 }
 
 /// An open transaction.
-pub(super) enum Changes<'a> {
-    Postgres(Transaction<'a, Postgres>),
-    Sqlite(Transaction<'a, Sqlite>),
+///
+/// The driver has one of its own, which it undoes when it is dropped, unless that
+/// happens while it begins: the connection then goes back to its pool inside of a
+/// transaction that nobody commits, and what is written through it later is lost though
+/// it was acknowledged. Here a connection that is left in a transaction is closed.
+pub(super) struct Changes<'a> {
+    writer: &'a mut Writer,
+    open: bool,
 }
 
 impl Changes<'_> {
     /// Runs one statement; says how many rows it changed.
     pub(super) async fn execute(&mut self, statement: &Statement) -> Result<u64, Fault> {
-        Ok(match self {
-            Self::Postgres(open) => statement.postgres().execute(&mut **open).await?.rows_affected(),
-            Self::Sqlite(open) => statement.sqlite().execute(&mut **open).await?.rows_affected(),
-        })
+        self.writer.execute(statement).await
     }
 
     /// Runs a file of statements.
     pub(super) async fn execute_file(&mut self, sql: &'static str) -> Result<(), Fault> {
-        match self {
-            Self::Postgres(open) => sqlx::raw_sql(sql).execute(&mut **open).await.map(|_| ())?,
-            Self::Sqlite(open) => sqlx::raw_sql(sql).execute(&mut **open).await.map(|_| ())?,
-        }
-        Ok(())
+        self.writer.execute_text(sql).await
     }
 
     /// The rows that a statement finds.
     pub(super) async fn fetch(&mut self, statement: &Statement) -> Result<Vec<Row>, Fault> {
-        Ok(match self {
-            Self::Postgres(open) => rows(statement.postgres().fetch_all(&mut **open).await?, Row::Postgres),
-            Self::Sqlite(open) => rows(statement.sqlite().fetch_all(&mut **open).await?, Row::Sqlite),
-        })
+        self.writer.fetch(statement).await
     }
 
-    pub(super) async fn commit(self) -> Result<(), Fault> {
-        match self {
-            Self::Postgres(open) => open.commit().await?,
-            Self::Sqlite(open) => open.commit().await?,
-        }
+    pub(super) async fn commit(mut self) -> Result<(), Fault> {
+        self.writer.execute_text("COMMIT").await?;
+        self.open = false;
         Ok(())
+    }
+}
+
+impl Drop for Changes<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            match self.writer {
+                Writer::Postgres(connection) => connection.close_on_drop(),
+                Writer::Sqlite(connection) => connection.close_on_drop(),
+            }
+        }
     }
 }
 

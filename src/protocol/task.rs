@@ -235,6 +235,8 @@ pub struct TaskView {
     pub worker: Option<WorkerId>,
     /// Why it is to run again.
     pub retry_reason: Option<RetryReason>,
+    /// How far it has come, as its handler last told, while it is live.
+    pub progress: Option<Payload>,
     /// What came of it.
     pub result: Option<Payload>,
     /// What went wrong last.
