@@ -87,7 +87,7 @@ async fn tasks_are_listed_by_state_type_and_label() {
     };
     let list = async |more: &[&str]| ids(ground.run(&[&["task", "list", "-o", "json"], more].concat()).await.json());
     assert_eq!(list(&[]).await.len(), 3);
-    assert_eq!(list(&["--state", "queued,running"]).await, [second.clone()]);
+    assert_eq!(list(&["--state", "queued,running"]).await, std::slice::from_ref(&second));
     assert_eq!(list(&["--type", "render"]).await.len(), 1);
     assert_eq!(list(&["--label", "order=17"]).await, [first]);
     assert_eq!(list(&["--tenant", "acme"]).await, [second]);
