@@ -15,10 +15,13 @@
 pub mod clock;
 mod effects;
 pub mod model;
+pub(crate) mod patience;
 pub mod redis;
 mod sentences;
 pub mod session;
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -570,6 +573,38 @@ pub enum DecisionAction {
     Discarded,
 }
 
+impl DecisionAction {
+    /// Every action.
+    pub const ALL: [Self; 3] = [Self::Replayed, Self::DiscardRequested, Self::Discarded];
+
+    /// The spelling that people and the event log use.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Replayed => "replayed",
+            Self::DiscardRequested => "discard_requested",
+            Self::Discarded => "discarded",
+        }
+    }
+}
+
+impl fmt::Display for DecisionAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A word that is no action.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown action {0:?}: use replayed, discard_requested or discarded")]
+pub struct UnknownAction(pub String);
+
+impl FromStr for DecisionAction {
+    type Err = UnknownAction;
+    fn from_str(value: &str) -> std::result::Result<Self, UnknownAction> {
+        Self::ALL.into_iter().find(|action| action.as_str() == value).ok_or_else(|| UnknownAction(value.to_owned()))
+    }
+}
+
 /// A person's decision about a dead letter, as the outbox carries it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
@@ -665,6 +700,16 @@ pub struct Registered {
     pub superseded: Option<WorkerId>,
     /// Its tasks, which came back.
     pub requeued: Vec<TaskId>,
+}
+
+/// What is seen of an idle queue at a glance. As long as two glances are equal,
+/// no task, no worker, no raw entry and no dead letter has come to where there was none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Glance {
+    /// How many keys there are of those that an idle queue may lack.
+    pub(crate) keys: u64,
+    /// How long the stream for raw entries is, read or not.
+    pub(crate) raw_entries: u64,
 }
 
 /// A queue in numbers.
@@ -918,6 +963,11 @@ pub trait Broker: Send + Sync {
 
     /// The queue in numbers.
     async fn counts(&self) -> Result<QueueCounts>;
+
+    /// A look at an idle queue that costs next to nothing; `None` where there is no such thing.
+    async fn glance(&self) -> Result<Option<Glance>> {
+        Ok(None)
+    }
 
     /// One task, by its id or by an id that a raw producer sent for the same work.
     async fn get(&self, task: &TaskId) -> Result<Option<TaskView>>;

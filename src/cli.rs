@@ -10,7 +10,8 @@
 
 mod conformance;
 pub mod connection;
-//DLQ mod dlq;
+mod crd;
+mod dlq;
 pub mod error;
 mod events;
 mod explain;
@@ -59,8 +60,8 @@ pub enum Command {
     Task(task::Args),
     /// See, watch, pause and resume queues.
     Queue(queue::Args),
-    //DLQ /// Read, replay and discard dead letters.
-    //DLQ Dlq(dlq::Args),
+    /// Read, replay and discard dead letters.
+    Dlq(dlq::Args),
     /// Show what happened, from the event log.
     Events(events::Args),
     /// Run the tasks of a queue with a program, or by posting them to an address.
@@ -69,6 +70,8 @@ pub enum Command {
     Conformance(conformance::Args),
     /// Measure the broker beside bare Redis commands, BullMQ and asynq.
     Bench(bench::Args),
+    /// Print the CustomResourceDefinitions as YAML.
+    Crd(crd::Args),
     /// Print a completion script for a shell.
     #[command(after_help = "Examples:\n  \
         windlass completion bash > /etc/bash_completion.d/windlass\n  \
@@ -93,11 +96,12 @@ impl Command {
         match self {
             Command::Task(args) => task::run(args).await,
             Command::Queue(args) => queue::run(args).await,
-            //DLQ Command::Dlq(args) => dlq::run(args).await,
+            Command::Dlq(args) => dlq::run(args).await,
             Command::Events(args) => events::run(args).await,
             Command::Worker(args) => worker::run(args).await,
             Command::Conformance(args) => conformance::run(args).await,
             Command::Bench(args) => Ok(bench::run(args).await?),
+            Command::Crd(args) => Ok(crd::run(&args)?),
             Command::Completion { shell } => complete(shell),
         }
     }

@@ -2,13 +2,14 @@
 //!
 //! The crate is a library and a binary. Applications use [`Producer`] to put
 //! tasks into a queue and [`Worker`] to run them; the binary carries the other
-//! roles. ARCHITECTURE.md
-//! has the map.
+//! roles. ARCHITECTURE.md has the map.
 
 pub mod bench;
 pub mod broker;
 pub mod cli;
 pub mod conformance;
+pub mod crd;
+pub mod dead_letters;
 pub mod event_log;
 pub mod maintenance;
 mod producer;

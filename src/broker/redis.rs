@@ -36,10 +36,10 @@ use self::sleeper::RedisSleeper;
 use super::clock::Clock;
 use super::{
     Broker, BrokerError, Cancelled, ClaimRequest, Claimed, ClaimedTask, DeadLetterView, DiscardRequest, Discarded,
-    EffectAbandoned, EffectBegun, EffectCommitted, EffectRequest, Enqueued, Extended, Lease, ListCursor, MAX_BATCH,
-    Notices, OutboxEntry, Outcome, Owner, Page, Promoted, QueueCounts, ReclaimCursor, Reclaimed, Recorded, Registered,
-    ReplayRequest, Replayed, Result, RetainCursor, Retained, SettleReply, Settled, Settlement, Sleeper, Standing,
-    SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord, sentences,
+    EffectAbandoned, EffectBegun, EffectCommitted, EffectRequest, Enqueued, Extended, Glance, Lease, ListCursor,
+    MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, Promoted, QueueCounts, ReclaimCursor, Reclaimed, Recorded,
+    Registered, ReplayRequest, Replayed, Result, RetainCursor, Retained, SettleReply, Settled, Settlement, Sleeper,
+    Standing, SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord, sentences,
 };
 use crate::protocol::DATA_MODEL_VERSION;
 use crate::protocol::keys::{Keys, NOTICES_CHANNEL};
@@ -95,6 +95,11 @@ impl Redis {
     fn link(&self, key: String) -> Link {
         Link::new(self.endpoint.clone(), key, &self.options, self.options.response_timeout)
     }
+}
+
+/// The operation that a script's digest stands for, as slow logs show it.
+pub fn operation_of(digest: &str) -> Option<&'static str> {
+    SCRIPTS.name_of(digest)
 }
 
 /// One queue on one Redis.
@@ -918,6 +923,17 @@ impl Broker for RedisBroker {
             })
         };
         read(self.run(self.call(&SCRIPTS.counts)).await?).map_err(|m| m.during("counts"))
+    }
+
+    /// Two commands, where counting takes a script with twenty.
+    async fn glance(&self) -> Result<Option<Glance>> {
+        let Keys { task, .. } = &self.keys;
+        let (mut exist, mut length) = (redis::cmd("EXISTS"), redis::cmd("XLEN"));
+        exist.arg(self.keys.policy()).arg(self.keys.live()).arg(self.keys.heartbeats()).arg(self.keys.dead());
+        length.arg(task);
+        let seen = self.link.call_both(&exist, &length).await.map_err(|fault| self.name_queue(fault))?;
+        let read = |(keys, entries)| Ok(Glance { keys: number(keys)?, raw_entries: number(entries)? });
+        read(seen).map(Some).map_err(|m: Malformed| m.during("glance"))
     }
 
     async fn get(&self, task: &TaskId) -> Result<Option<TaskView>> {

@@ -177,6 +177,11 @@ impl Keys {
         self.own("dlq_pending")
     }
 
+    /// Dead letters that nobody has decided on.
+    pub fn dead(&self) -> String {
+        self.own("dead")
+    }
+
     /// Outbox to the event log.
     pub fn events(&self) -> String {
         self.own("events")

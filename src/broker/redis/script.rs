@@ -66,6 +66,14 @@ macro_rules! scripts {
                     $($name: Script::new(&[$($part),*], include_str!(concat!("lua/", stringify!($name), ".lua"))),)*
                 }
             }
+
+            /// The operation whose script has this digest.
+            pub(super) fn name_of(&self, digest: &str) -> Option<&'static str> {
+                $(if self.$name.digest == digest {
+                    return Some(stringify!($name));
+                })*
+                None
+            }
         }
     };
 }
