@@ -22,6 +22,7 @@ mod metrics;
 mod once;
 mod options;
 pub mod probes;
+mod pulse;
 mod runtime;
 mod slots;
 mod verdict;
@@ -203,6 +204,7 @@ impl Worker {
             return Ok(WorkerSummary::default());
         };
         let health = handle.health.clone();
+        let _pulse = pulse::Pulse::watch(health.clone());
         let parts = Parts { home, handler, options, info, health, metrics, drain, policy };
         Ok(Runtime::new(parts).run().await)
     }
