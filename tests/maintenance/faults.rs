@@ -9,7 +9,7 @@ use windlass::State;
 use windlass::broker::{Broker, QueueCounts};
 use windlass::protocol::policy::{EventRecording, Policy};
 
-use super::ground::{Ground, leader_program, tasks_that};
+use crate::support::ground::{Ground, leader_program, tasks_that};
 use crate::support::load::hasty_policy;
 use crate::support::servers::{Flavor, Postgres, Server};
 
@@ -162,7 +162,7 @@ async fn without_a_database_dead_letters_live_in_redis() {
     let ground = Ground::new(&server, String::new(), &policy).await;
     let mut command = Command::new(leader_program());
     command.args([&ground.redis_url, &ground.name.to_string()]);
-    let _leader = super::ground::Leader(command.spawn().expect("the leader starts"));
+    let _leader = crate::support::ground::Leader(command.spawn().expect("the leader starts"));
     let account = ground.load(2_000).run().await;
     account.check_nothing_lost(&ground.broker).await;
     let counts = ground.broker.counts().await.expect("counted");
