@@ -28,6 +28,7 @@ mod stats;
 mod throughput;
 mod windlass;
 mod wire;
+mod worker;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -84,6 +85,7 @@ impl Bench {
             Measurement::Memory => memory::measure(self).await,
             Measurement::Scale => scale::measure(self).await,
             Measurement::Idle => idle::measure(self).await,
+            Measurement::Worker => worker::measure(self).await,
         }
     }
 
@@ -95,6 +97,7 @@ impl Bench {
             Measurement::Memory => memory::steps(self),
             Measurement::Scale => scale::steps(self),
             Measurement::Idle => idle::steps(self),
+            Measurement::Worker => worker::steps(self),
         }
     }
 }
@@ -110,6 +113,7 @@ fn notes(what: Measurement) -> &'static [&'static str] {
         Measurement::Throughput => &throughput::NOTES,
         Measurement::Delayed => &delayed::NOTES,
         Measurement::Idle => &idle::NOTES,
+        Measurement::Worker => &worker::NOTES,
         Measurement::Latency | Measurement::Memory | Measurement::Scale => &[],
     }
 }

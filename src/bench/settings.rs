@@ -94,6 +94,8 @@ pub enum Measurement {
     Scale,
     /// What looking after idle queues costs: memory, CPU, commands a second.
     Idle,
+    /// The library's worker with a handler that does nothing, beside the peers' workers.
+    Worker,
 }
 
 /// How the result is printed.
@@ -121,6 +123,13 @@ pub(super) struct Settings {
     /// How long idle queues are left to themselves before anything is measured.
     pub(super) idle_rest: Duration,
     pub(super) idle_window: Duration,
+    /// Tasks for a worker with one handler, and for one with more.
+    pub(super) lone_worker_tasks: usize,
+    pub(super) worker_tasks: usize,
+    /// Tasks for a worker that is idle.
+    pub(super) pickups: usize,
+    /// The same for asynq as it is, which looks for work once a second.
+    pub(super) slow_pickups: usize,
 }
 
 impl Settings {
@@ -142,6 +151,10 @@ impl Settings {
             idle_queues: either(args.idle_queues, 10_000, 1_000),
             idle_rest: seconds(10, 2),
             idle_window: seconds(60, 5),
+            lone_worker_tasks: either(args.tasks.map(|tasks| tasks.div_ceil(3)), 10_000, 1_000),
+            worker_tasks: either(args.tasks, 20_000, 3_000),
+            pickups: either(None, 200, 50),
+            slow_pickups: either(None, 30, 4),
         }
     }
 
