@@ -159,7 +159,7 @@ async fn measure(args: Args, machine: Machine, pinning: Pinning) -> Result<Repor
         versions,
         settings: settings.sentence(),
         rows: Vec::new(),
-        notes: wanted.iter().flat_map(|what| notes(*what)).copied().collect(),
+        notes: wanted.iter().flat_map(|what| notes(*what)).chain(&slow_log::NOTES).copied().collect(),
     };
     let mut bench = Bench { settings, server, peers, slowest_single: None, step: 0, steps: 0 };
     bench.steps = wanted.iter().map(|what| bench.steps_of(*what)).sum();

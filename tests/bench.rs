@@ -69,7 +69,15 @@ async fn idle_queues_are_measured_in_a_process_of_their_own() {
 #[tokio::test]
 async fn workers_are_measured() {
     let rows = measure("worker").await;
-    check(&rows, &["worker, 1 handler,", "worker, 10 handlers,", "worker, 100 handlers,", "pick-up by an idle worker"]);
+    check(
+        &rows,
+        &[
+            "worker, 1 handler, from",
+            "worker, 10 handlers, queue full",
+            "worker, 100 handlers, from",
+            "pick-up by an idle",
+        ],
+    );
 }
 
 #[tokio::test]

@@ -102,6 +102,14 @@ impl Peers {
         Ok(line.seconds)
     }
 
+    /// The same one task a call, with a worker of so many handlers.
+    pub(super) async fn whole_path(&self, peer: Peer, port: u16, load: Load, handlers: usize) -> Result<f64> {
+        let options = [("tasks", load.tasks), ("producers", load.in_flight), ("concurrency", handlers)];
+        let line = self.run(peer, "throughput", port, &options).await?;
+        line.all_done_once(peer, load.tasks)?;
+        Ok(line.seconds)
+    }
+
     /// How long tasks wait that come at an even rate.
     pub(super) async fn latency(
         &self,

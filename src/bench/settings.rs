@@ -117,6 +117,8 @@ pub(super) struct Settings {
     /// Runs with delayed tasks: one takes more than a minute a system.
     pub(super) delayed_runs: usize,
     pub(super) dues: Dues,
+    /// Runs that measure memory: they hardly differ.
+    pub(super) memory_runs: usize,
     pub(super) memory_tasks: usize,
     pub(super) scale_tasks: usize,
     pub(super) idle_queues: usize,
@@ -146,12 +148,13 @@ impl Settings {
             seconds: either(args.seconds, 10, 2),
             delayed_runs: either(args.runs, 1, 1),
             dues: Dues { tasks: either(args.delayed_tasks, 10_000, 500), delay: seconds(5, 1), spread: seconds(60, 3) },
+            memory_runs: either(args.runs, 2, 1),
             memory_tasks: either(args.memory_tasks, 100_000, 10_000),
             scale_tasks: either(args.scale_tasks, 1_000_000, 50_000),
             idle_queues: either(args.idle_queues, 10_000, 1_000),
             idle_rest: seconds(10, 2),
             idle_window: seconds(60, 5),
-            lone_worker_tasks: either(args.tasks.map(|tasks| tasks.div_ceil(3)), 10_000, 1_000),
+            lone_worker_tasks: either(args.tasks.map(|tasks| tasks.div_ceil(4)), 5_000, 1_000),
             worker_tasks: either(args.tasks, 20_000, 3_000),
             pickups: either(None, 200, 50),
             slow_pickups: either(None, 30, 4),

@@ -10,13 +10,13 @@ use tokio::task::JoinSet;
 
 use super::Bench;
 use super::delivery::{Body, Delivery, join_all};
-use super::load::Load;
+use super::load::{Load, Numbers};
 use super::peers::Peer;
 use super::players::{Collected, judged_rows, name, nobody_yet, players};
 use super::report::{Row, System};
 use super::slow_log::SlowLog;
 use super::stats::Waits;
-use super::windlass::{Dress, Queue, drain_outbox, enqueue, fill, new_task, noop, record, watch};
+use super::windlass::{Dress, Queue, drain_outbox, enqueue, fill, new_task, noop, produce, record, watch};
 use crate::broker::{Broker, MAX_BATCH};
 use crate::{Handler, Outcome, TaskContext, Worker, WorkerOptions};
 
@@ -35,15 +35,37 @@ const LONG_PAUSE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the table cannot say by itself.
-pub(super) const NOTES: [&str; 1] =
-    ["Workers: the queue is full before the worker starts, and the clock runs from its \
-     first handler to its last; every task is then settled, and on our side its events are read from the outbox \
-     meanwhile. An idle worker is sent one task at a time."];
+pub(super) const NOTES: [&str; 2] = [
+    "Workers: \"from enqueue to handler\" is the whole path, one task an enqueue call, from the first enqueue to the last \
+     handler. \"queue full before\" is the worker alone, from its first handler to its last; it is shown and not judged. \
+     Afterwards every task is checked to be settled; on our side the events are read from the outbox meanwhile.",
+    "An idle worker is sent one task at a time, when it has had nothing to do for a while.",
+];
+
+/// What is asked of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Course {
+    /// Tasks come while it works.
+    WholePath,
+    /// All tasks are there before it begins.
+    Alone,
+}
+
+impl Course {
+    const ALL: [Self; 2] = [Self::WholePath, Self::Alone];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::WholePath => "from enqueue to handler",
+            Self::Alone => "queue full before",
+        }
+    }
+}
 
 /// Steps that [`measure`] will report.
 pub(super) fn steps(bench: &Bench) -> usize {
     let pick_ups: usize = players(bench).into_iter().map(|player| pick_up_runs(bench, player)).sum();
-    CONCURRENCY.len() * systems(bench).len() * bench.settings.runs + pick_ups
+    Course::ALL.len() * CONCURRENCY.len() * systems(bench).len() * bench.settings.runs + pick_ups
 }
 
 fn systems(bench: &Bench) -> Vec<System> {
@@ -59,39 +81,53 @@ fn pick_up_runs(bench: &Bench, player: Option<Peer>) -> usize {
 pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     let mut slow = SlowLog::default();
     let mut rows = Vec::new();
-    for concurrency in CONCURRENCY {
-        rows.push(measure_drain(bench, concurrency, &mut slow).await?);
+    for course in Course::ALL {
+        for handlers in CONCURRENCY {
+            rows.push(measure_course(bench, course, handlers, &mut slow).await?);
+        }
     }
     rows.extend(measure_pick_up(bench, &mut slow).await?);
     rows.push(slow.row("through workers"));
     Ok(rows)
 }
 
-async fn measure_drain(bench: &mut Bench, concurrency: usize, slow: &mut SlowLog) -> Result<Row> {
-    let port = bench.server.port;
-    let tasks = if concurrency == 1 { bench.settings.lone_worker_tasks } else { bench.settings.worker_tasks };
+async fn measure_course(bench: &mut Bench, course: Course, handlers: usize, slow: &mut SlowLog) -> Result<Row> {
+    let of = if handlers == 1 { "1 handler".to_owned() } else { format!("{handlers} handlers") };
     let mut per_second: Vec<(System, Vec<f64>)> = systems(bench).into_iter().map(|one| (one, Vec::new())).collect();
     for run in 1..=bench.settings.runs {
         for (system, per_second) in &mut per_second {
-            bench.progress(&format!("worker with {concurrency} handlers, run {run}: {}", system.name()));
+            bench.progress(&format!("worker with {of}, {}, run {run}: {}", course.name(), system.name()));
             bench.server.flush().await?;
             bench.server.reset_slow_log().await?;
-            let seconds = match system {
-                System::Bullmq => bench.peers()?.drain(Peer::Bullmq, port, tasks, concurrency).await?,
-                System::Asynq => bench.peers()?.drain(Peer::Asynq, port, tasks, concurrency).await?,
-                _ => drain(port, tasks, concurrency).await.context("windlass's worker failed")?,
-            };
+            per_second.push(run_course(bench, *system, course, handlers).await?);
             if *system == System::Windlass {
                 slow.add(bench.server.slow_log().await?);
             }
-            per_second.push((tasks - 1) as f64 / seconds);
         }
     }
-    let handlers = if concurrency == 1 { "1 handler".to_owned() } else { format!("{concurrency} handlers") };
-    let row = Row::new(format!("worker, {handlers}, tasks/s"));
+    let row = Row::new(format!("worker, {of}, {}, tasks/s", course.name()));
     let row = per_second.iter().fold(row, |row, (system, runs)| row.value(*system, runs));
     let row = row.ratio_to(System::Bullmq).ratio_to(System::Asynq);
-    Ok(row.budget("≥ 3× BullMQ and asynq", 2, |ratio| ratio >= 3.0))
+    let judged = |row: Row| row.budget("≥ 3× BullMQ and asynq", 2, |ratio| ratio >= 3.0);
+    Ok(if course == Course::WholePath { judged(row) } else { row })
+}
+
+/// How many tasks a second one system does.
+async fn run_course(bench: &Bench, system: System, course: Course, handlers: usize) -> Result<f64> {
+    let port = bench.server.port;
+    let tasks = if handlers == 1 { bench.settings.lone_worker_tasks } else { bench.settings.worker_tasks };
+    let load = Load::new(tasks, 1, bench.settings.concurrency);
+    let peer = match system {
+        System::Bullmq => Some(Peer::Bullmq),
+        System::Asynq => Some(Peer::Asynq),
+        _ => None,
+    };
+    let seconds = match (peer, course) {
+        (None, _) => own(port, load, course, handlers).await.context("windlass's worker failed")?,
+        (Some(peer), Course::WholePath) => bench.peers()?.whole_path(peer, port, load, handlers).await?,
+        (Some(peer), Course::Alone) => bench.peers()?.drain(peer, port, tasks, handlers).await?,
+    };
+    Ok(tasks as f64 / seconds)
 }
 
 /// Does nothing, and writes down that it did.
@@ -127,20 +163,29 @@ impl Handler for Noop {
     }
 }
 
-/// Fills a queue and lets a worker empty it; returns how many seconds passed
-/// between the first handler and the last.
-async fn drain(port: u16, tasks: usize, concurrency: usize) -> Result<f64> {
+/// Lets a worker do all tasks; returns how many seconds that took.
+async fn own(port: u16, load: Load, course: Course, handlers: usize) -> Result<f64> {
     let queue = Queue::make(port, "bench/worker").await?;
-    fill(&queue, 0, Load::new(tasks, MAX_BATCH, 1), Dress::Plain).await?;
-    drain_outbox(&*queue.broker).await?;
-    let delivery = Arc::new(Delivery::new(tasks));
+    let delivery = Arc::new(Delivery::new(load.tasks));
     let noop = Noop::new(delivery.clone(), |_| {});
+    if course == Course::Alone {
+        fill(&queue, 0, Load::new(load.tasks, MAX_BATCH, 1), Dress::Plain).await?;
+        drain_outbox(&*queue.broker).await?;
+    }
     let mut parts = JoinSet::new();
-    parts.spawn(work(queue.clone(), noop.clone(), concurrency));
+    let start = Instant::now();
+    if course == Course::WholePath {
+        let (sending, numbers) = (queue.connect()?, Arc::new(Numbers::new(0, load)));
+        for _ in 0..load.in_flight {
+            parts.spawn(produce(sending.clone(), numbers.clone(), Dress::Plain));
+        }
+    }
+    parts.spawn(work(queue.clone(), noop.clone(), handlers));
     parts.spawn(record(queue.connect()?, delivery.clone(), None));
     watch(&mut parts, &delivery, PATIENCE);
     join_all(parts).await?;
-    delivery.seconds_since(*noop.began.get().context("no handler began")?)
+    let first_handler = *noop.began.get().context("no handler began")?;
+    delivery.seconds_since(if course == Course::Alone { first_handler } else { start })
 }
 
 /// Runs a worker until every task was handled, and checks that all are settled.
