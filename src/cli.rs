@@ -1,6 +1,7 @@
 //! The command line: one subcommand a role.
 
 mod crd;
+mod dev;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -25,6 +26,11 @@ pub enum Command {
     Bench(bench::Args),
     /// Print the CustomResourceDefinitions as YAML.
     Crd(crd::Args),
+    /// Run TaskQueues and WorkerPools on this machine, with no Kubernetes.
+    Dev(dev::Args),
+    /// Run a program that ends when standard input closes.
+    #[command(hide = true)]
+    Guard(crate::dev::guard::Args),
     /// Print a completion script for a shell.
     Completion {
         /// The shell to print it for.
@@ -37,6 +43,11 @@ pub async fn run(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
         Command::Bench(args) => bench::run(args).await,
         Command::Crd(args) => crd::run(&args),
+        Command::Dev(args) => dev::run(args).await,
+        Command::Guard(args) => match crate::dev::guard::run(args).await {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "windlass", &mut std::io::stdout());
             Ok(())

@@ -8,6 +8,7 @@ pub mod bench;
 pub mod broker;
 pub mod cli;
 pub mod crd;
+pub mod dev;
 pub mod event_log;
 pub mod maintenance;
 mod producer;
