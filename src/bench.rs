@@ -9,17 +9,21 @@
 //! that every task was done exactly once, and adds rows to the report.
 
 mod bare;
+mod delayed;
 mod delivery;
+mod idle;
 mod info;
 mod latency;
 mod load;
 mod machine;
 mod memory;
 mod peers;
+mod players;
 mod report;
 mod scale;
 mod server;
 mod settings;
+mod slow_log;
 mod stats;
 mod throughput;
 mod windlass;
@@ -53,7 +57,7 @@ struct Bench {
 impl Bench {
     fn systems(&self) -> Vec<System> {
         let all = System::ALL.into_iter();
-        all.filter(|system| self.peers.is_some() || matches!(system, System::Windlass | System::Bare)).collect()
+        all.filter(|system| self.peers.is_some() || *system == System::Windlass || system.is_bare()).collect()
     }
 
     fn peers(&self) -> Result<&Peers> {
@@ -75,27 +79,48 @@ impl Bench {
     async fn measure(&mut self, what: Measurement) -> Result<Vec<Row>> {
         match what {
             Measurement::Throughput => throughput::measure(self).await,
-            Measurement::Latency => latency::measure_half_load(self).await,
-            Measurement::Delayed => latency::measure_delayed(self).await,
+            Measurement::Latency => latency::measure(self).await,
+            Measurement::Delayed => delayed::measure(self).await,
             Measurement::Memory => memory::measure(self).await,
             Measurement::Scale => scale::measure(self).await,
+            Measurement::Idle => idle::measure(self).await,
         }
     }
 
     fn steps_of(&self, what: Measurement) -> usize {
         match what {
             Measurement::Throughput => throughput::steps(self),
-            Measurement::Latency | Measurement::Delayed => latency::steps(self),
+            Measurement::Latency => latency::steps(self),
+            Measurement::Delayed => delayed::steps(self),
             Measurement::Memory => memory::steps(self),
             Measurement::Scale => scale::steps(self),
+            Measurement::Idle => idle::steps(self),
         }
+    }
+}
+
+/// Whether the peers do it too.
+fn has_peers(what: Measurement) -> bool {
+    !matches!(what, Measurement::Scale | Measurement::Idle)
+}
+
+/// What the table of a measurement cannot say by itself.
+fn notes(what: Measurement) -> &'static [&'static str] {
+    match what {
+        Measurement::Throughput => &throughput::NOTES,
+        Measurement::Delayed => &delayed::NOTES,
+        Measurement::Idle => &idle::NOTES,
+        Measurement::Latency | Measurement::Memory | Measurement::Scale => &[],
     }
 }
 
 /// Measures and prints.
 pub async fn run(args: Args) -> Result<()> {
+    if let Some(port) = args.look_after {
+        return idle::look_after(port, args.idle_queues.unwrap_or_default()).await;
+    }
     let machine = Machine::here();
-    let pinning = Pinning::apply(args.server_core, args.client_core).await?;
+    let pinning = Pinning::apply(args.server_core.zip(args.client_core)).await?;
     let output = args.output;
     // All clients share one core, so a second thread would only be in the way.
     let measured = tokio::task::spawn_blocking(move || {
@@ -116,7 +141,7 @@ async fn measure(args: Args, machine: Machine, pinning: Pinning) -> Result<Repor
         false => args.only.iter().copied().collect(),
     };
     let cache = cache()?;
-    let beside_peers = !args.no_peers && wanted.iter().any(|what| *what != Measurement::Scale);
+    let beside_peers = !args.no_peers && wanted.iter().any(|what| has_peers(*what));
     let peers = if beside_peers { Some(Peers::find(&cache).await?) } else { None };
     let server = Server::start(&server::find_program(args.redis_server.clone(), &cache)?, &pinning).await?;
 
@@ -130,6 +155,7 @@ async fn measure(args: Args, machine: Machine, pinning: Pinning) -> Result<Repor
         versions,
         settings: settings.sentence(),
         rows: Vec::new(),
+        notes: wanted.iter().flat_map(|what| notes(*what)).copied().collect(),
     };
     let mut bench = Bench { settings, server, peers, slowest_single: None, step: 0, steps: 0 };
     bench.steps = wanted.iter().map(|what| bench.steps_of(*what)).sum();

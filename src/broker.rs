@@ -13,20 +13,25 @@
 //! [`model`] is the same in memory, for tests; [`redis`] is the real thing.
 
 pub mod clock;
+mod effects;
 pub mod model;
+pub(crate) mod patience;
 pub mod redis;
 mod sentences;
 pub mod session;
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::Serialize;
 
+pub use self::effects::{Doubt, EffectAbandoned, EffectBegun, EffectCommitted, EffectMark, EffectRequest, Standing};
 use crate::protocol::backoff::Dice;
 use crate::protocol::names::{
-    Capabilities, DeadLetterId, Epoch, IdempotencyKey, TaskId, TaskType, TenantId, TraceId, WorkerId,
+    Capabilities, DeadLetterId, Epoch, IdempotencyKey, QueueName, TaskId, TaskType, TenantId, TraceId, WorkerId,
 };
 use crate::protocol::policy::{Mode, Policy};
 use crate::protocol::state::{RetryReason, State};
@@ -139,6 +144,9 @@ pub const MAX_BATCH: usize = 100;
 /// The longest error text that is kept.
 pub const MAX_ERROR_BYTES: usize = 4096;
 
+/// The longest report of progress that is kept.
+pub const MAX_PROGRESS_BYTES: usize = 4096;
+
 /// Who provisions a queue, so that two owners notice each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
@@ -146,6 +154,20 @@ pub struct Owner {
     pub name: String,
     /// Whether to take the keys from another owner.
     pub takeover: Takeover,
+}
+
+impl Owner {
+    const KUBERNETES: &str = "kubernetes:";
+
+    /// The custom resource of a cluster, which is the only source of its queue's policy.
+    pub fn kubernetes(cluster: &str, queue: &QueueName, object: &str) -> Self {
+        Self { name: format!("{}{cluster}/{queue}/{object}", Self::KUBERNETES), takeover: Takeover::Respect }
+    }
+
+    /// Whether a recorded owner is a custom resource of a cluster.
+    pub fn is_kubernetes(recorded: &str) -> bool {
+        recorded.starts_with(Self::KUBERNETES)
+    }
 }
 
 /// Whether provisioning may replace a recorded owner.
@@ -551,6 +573,38 @@ pub enum DecisionAction {
     Discarded,
 }
 
+impl DecisionAction {
+    /// Every action.
+    pub const ALL: [Self; 3] = [Self::Replayed, Self::DiscardRequested, Self::Discarded];
+
+    /// The spelling that people and the event log use.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Replayed => "replayed",
+            Self::DiscardRequested => "discard_requested",
+            Self::Discarded => "discarded",
+        }
+    }
+}
+
+impl fmt::Display for DecisionAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A word that is no action.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown action {0:?}: use replayed, discard_requested or discarded")]
+pub struct UnknownAction(pub String);
+
+impl FromStr for DecisionAction {
+    type Err = UnknownAction;
+    fn from_str(value: &str) -> std::result::Result<Self, UnknownAction> {
+        Self::ALL.into_iter().find(|action| action.as_str() == value).ok_or_else(|| UnknownAction(value.to_owned()))
+    }
+}
+
 /// A person's decision about a dead letter, as the outbox carries it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
@@ -646,6 +700,16 @@ pub struct Registered {
     pub superseded: Option<WorkerId>,
     /// Its tasks, which came back.
     pub requeued: Vec<TaskId>,
+}
+
+/// What is seen of an idle queue at a glance. As long as two glances are equal,
+/// no task, no worker, no raw entry and no dead letter has come to where there was none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Glance {
+    /// How many keys there are of those that an idle queue may lack.
+    pub(crate) keys: u64,
+    /// How long the stream for raw entries is, read or not.
+    pub(crate) raw_entries: u64,
 }
 
 /// A queue in numbers.
@@ -813,6 +877,28 @@ pub trait Broker: Send + Sync {
     /// Renews leases, and counts as the worker's heartbeat.
     async fn extend(&self, worker: &WorkerId, leases: &[Lease]) -> Result<Vec<Extended>>;
 
+    /// Keeps how far an attempt has come, up to [`MAX_PROGRESS_BYTES`], while
+    /// its lease is good. It renews nothing.
+    async fn report_progress(&self, lease: &Lease, progress: &Payload) -> Result<Extended>;
+
+    /// Asks whether an outside effect may begin. The right to is given once in
+    /// the queue, the tenant and the key, to an attempt whose lease is good. It
+    /// is remembered for as long as results are kept and the task may run.
+    async fn begin_effect(&self, request: &EffectRequest<'_>) -> Result<EffectBegun>;
+
+    /// Keeps the answer of an effect that happened; also when the lease is gone
+    /// meanwhile, because the effect happened all the same.
+    async fn commit_effect(
+        &self,
+        lease: &Lease,
+        key: &IdempotencyKey,
+        answer: &Payload,
+        standing: Standing<'_>,
+    ) -> Result<EffectCommitted>;
+
+    /// Says that an effect that this attempt began did not happen: it may begin anew.
+    async fn abandon_effect(&self, lease: &Lease, key: &IdempotencyKey) -> Result<EffectAbandoned>;
+
     /// Gives tasks back unfinished, to run again after `delay`.
     async fn release(&self, worker: &WorkerId, leases: Vec<Lease>, delay: Duration) -> Result<Vec<Settled>> {
         let settle = |lease| Settlement { lease, outcome: Outcome::Released { delay }, dice: Dice(0) };
@@ -877,6 +963,11 @@ pub trait Broker: Send + Sync {
 
     /// The queue in numbers.
     async fn counts(&self) -> Result<QueueCounts>;
+
+    /// A look at an idle queue that costs next to nothing; `None` where there is no such thing.
+    async fn glance(&self) -> Result<Option<Glance>> {
+        Ok(None)
+    }
 
     /// One task, by its id or by an id that a raw producer sent for the same work.
     async fn get(&self, task: &TaskId) -> Result<Option<TaskView>>;

@@ -1,18 +1,21 @@
 //! Task queues on Redis Streams, native to Kubernetes.
 //!
 //! The crate is a library and a binary. Applications use [`Producer`] to put
-//! tasks into a queue; the binary carries the other roles. ARCHITECTURE.md
-//! has the map.
+//! tasks into a queue and [`Worker`] to run them; the binary carries the other
+//! roles. ARCHITECTURE.md has the map.
 
 pub mod bench;
 pub mod broker;
 pub mod cli;
+pub mod conformance;
 pub mod crd;
+pub mod dead_letters;
 pub mod dev;
 pub mod event_log;
 pub mod maintenance;
 mod producer;
 pub mod protocol;
+pub mod telemetry;
 pub mod worker;
 
 pub use broker::Outcome;
@@ -20,4 +23,4 @@ pub use producer::Producer;
 pub use protocol::names::{QueueName, TaskId, TaskType};
 pub use protocol::state::State;
 pub use protocol::task::{NewTask, NotBefore, Payload, TaskView};
-pub use worker::{Handler, TaskContext};
+pub use worker::{Handler, TaskContext, Worker, WorkerHandle, WorkerOptions};

@@ -20,6 +20,7 @@ mod conformance {
     mod carried;
     mod damage;
     mod dead_letters;
+    mod effects;
     mod fencing;
     mod idempotency;
     mod order;

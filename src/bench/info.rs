@@ -35,6 +35,8 @@ pub(super) struct Usage {
     pub(super) cpu: f64,
     /// Calls of commands, those inside scripts included.
     pub(super) calls: f64,
+    /// The same as the server itself sums it up.
+    pub(super) processed: f64,
     /// Bytes that the allocator has handed out.
     pub(super) memory: f64,
 }
@@ -45,13 +47,19 @@ impl Usage {
         Self {
             cpu: number(info, "used_cpu_user") + number(info, "used_cpu_sys"),
             calls: calls(info),
+            processed: number(info, "total_commands_processed"),
             memory: number(info, "used_memory"),
         }
     }
 
     /// What was added since `before`.
     pub(super) fn since(self, before: Self) -> Self {
-        Self { cpu: self.cpu - before.cpu, calls: self.calls - before.calls, memory: self.memory - before.memory }
+        Self {
+            cpu: self.cpu - before.cpu,
+            calls: self.calls - before.calls,
+            processed: self.processed - before.processed,
+            memory: self.memory - before.memory,
+        }
     }
 }
 
@@ -60,20 +68,21 @@ mod tests {
     use super::*;
 
     const INFO: &str = "# Server\r\nredis_version:7.0.15\r\n# Memory\r\nused_memory:1048576\r\nused_memory_human:1M\r\n\
-        # CPU\r\nused_cpu_sys:1.250000\r\nused_cpu_user:2.500000\r\nused_cpu_sys_children:9.0\r\n\
+        # Stats\r\ntotal_commands_processed:14\r\n# CPU\r\nused_cpu_sys:1.250000\r\nused_cpu_user:2.500000\r\nused_cpu_sys_children:9.0\r\n\
         # Commandstats\r\ncmdstat_evalsha:calls=10,usec=5,usec_per_call=0.5\r\n\
         cmdstat_config|set:calls=2,usec=9\r\ncmdstat_odd\r\n";
 
     #[test]
     fn usage_is_read_from_info() {
-        assert_eq!(Usage::read(INFO), Usage { cpu: 3.75, calls: 12.0, memory: 1_048_576.0 });
+        assert_eq!(Usage::read(INFO), Usage { cpu: 3.75, calls: 12.0, processed: 14.0, memory: 1_048_576.0 });
         assert_eq!(Usage::read("nothing of the kind"), Usage::default());
     }
 
     #[test]
     fn usage_is_compared_with_what_was_before() {
-        let before = Usage { cpu: 3.5, calls: 2.0, memory: 1_048_500.0 };
-        assert_eq!(Usage::read(INFO).since(before), Usage { cpu: 0.25, calls: 10.0, memory: 76.0 });
+        let before = Usage { cpu: 3.5, calls: 2.0, processed: 3.0, memory: 1_048_500.0 };
+        let since = Usage { cpu: 0.25, calls: 10.0, processed: 11.0, memory: 76.0 };
+        assert_eq!(Usage::read(INFO).since(before), since);
     }
 
     #[test]

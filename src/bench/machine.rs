@@ -49,6 +49,29 @@ pub(super) fn client_cpu_seconds() -> f64 {
     cpu_seconds(&std::fs::read_to_string("/proc/self/stat").unwrap_or_default())
 }
 
+/// What a process uses.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct ProcessUsage {
+    /// Processor time so far.
+    pub(super) cpu_seconds: f64,
+    /// Memory that it has in RAM.
+    pub(super) resident_mebibytes: f64,
+}
+
+/// What another process uses, if it is there.
+pub(super) fn process_usage(pid: u32) -> Option<ProcessUsage> {
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+    Some(ProcessUsage {
+        cpu_seconds: cpu_seconds(&read("stat")?),
+        resident_mebibytes: resident_mebibytes(&read("status")?)?,
+    })
+}
+
+fn resident_mebibytes(status: &str) -> Option<f64> {
+    let kibibytes: f64 = field(status, "VmRSS")?.split_whitespace().next()?.parse().ok()?;
+    Some(kibibytes / 1024.0)
+}
+
 /// From a line of /proc/PID/stat. The program's name, in parentheses, may hold anything.
 fn cpu_seconds(stat: &str) -> f64 {
     // The unit is fixed, whatever the kernel's own ticks are.
@@ -92,13 +115,16 @@ pub(super) enum Pinning {
 }
 
 impl Pinning {
-    /// Pins this process and all that it will start, if that can be done.
-    pub(super) async fn apply(server: usize, clients: usize) -> Result<Self> {
-        ensure!(server != clients, "--server-core and --client-core are both {server}: give two different cores");
+    /// Pins this process and all that it will start, if that can be done: to
+    /// the cores that were named for the server and for everybody else, or to the first two.
+    pub(super) async fn apply(named: Option<(u16, u16)>) -> Result<Self> {
         let cores = allowed_cores();
-        if cores.len() < 2 {
-            return Ok(Self::Unpinned { why: "there is only one core".to_owned() });
-        }
+        let (server, clients) = match (named, &cores[..]) {
+            (Some((server, clients)), _) => (server.into(), clients.into()),
+            (None, [server, clients, ..]) => (*server, *clients),
+            (None, _) => return Ok(Self::Unpinned { why: "there is only one core".to_owned() }),
+        };
+        ensure!(server != clients, "--server-core and --client-core are both {server}: give two different cores");
         for core in [server, clients] {
             ensure!(
                 cores.contains(&core),
@@ -158,6 +184,14 @@ mod tests {
         let stat = "77 (a) b (c)) R 1 2 3 4 5 6 7 8 9 10 150 50 20 30 20 0 1 0";
         assert_eq!(cpu_seconds(stat), 2.5);
         assert_eq!(cpu_seconds("nonsense"), 0.0);
+    }
+
+    #[test]
+    fn a_process_is_asked_what_it_uses() {
+        assert_eq!(resident_mebibytes("VmPeak:\t9 kB\nVmRSS:\t  2048 kB\n"), Some(2.0));
+        assert_eq!(resident_mebibytes("a kernel thread has none"), None);
+        let own = process_usage(std::process::id()).expect("this process is there");
+        assert!(own.resident_mebibytes > 0.0);
     }
 
     #[test]

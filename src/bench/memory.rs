@@ -11,6 +11,7 @@ use super::info::Usage;
 use super::load::Load;
 use super::peers::Peer;
 use super::report::{Row, System};
+use super::slow_log::SlowLog;
 use super::windlass::{Dress, Queue, drain_outbox, fill, work_off};
 use crate::protocol::names::Capabilities;
 
@@ -34,11 +35,12 @@ pub(super) fn steps(bench: &Bench) -> usize {
 /// Measures.
 pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     let [mut plain, mut full, mut bullmq, mut asynq] = std::array::from_fn(|_| Bytes::default());
+    let mut slow = SlowLog::default();
     for run in 1..=bench.settings.runs {
         bench.progress(&format!("memory, run {run}: windlass"));
-        own(bench, Dress::Plain, &mut plain).await.context("filling windlass failed")?;
+        own(bench, Dress::Plain, &mut plain, &mut slow).await.context("filling windlass failed")?;
         bench.progress(&format!("memory, run {run}: windlass with keys, tenants, traces and labels"));
-        own(bench, Dress::Full, &mut full).await.context("filling windlass failed")?;
+        own(bench, Dress::Full, &mut full, &mut slow).await.context("filling windlass failed")?;
         if bench.peers.is_some() {
             bench.progress(&format!("memory, run {run}: BullMQ"));
             of_peer(bench, Peer::Bullmq, &mut bullmq).await?;
@@ -58,6 +60,7 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
         row("memory, queued, with key, tenant, trace and labels, bytes/task", &full.queued, &[], &[]),
         row("memory, finished, bytes/task (asynq keeps nothing)", &plain.finished, &bullmq.finished, &asynq.finished),
         row("memory, finished, with key, tenant, trace and labels, bytes/task", &full.finished, &[], &[]),
+        slow.row("filling and emptying a queue"),
     ])
 }
 
@@ -66,10 +69,11 @@ async fn at_rest(bench: &mut Bench) -> Result<Usage> {
     bench.server.usage().await
 }
 
-async fn own(bench: &mut Bench, dress: Dress, bytes: &mut Bytes) -> Result<()> {
+async fn own(bench: &mut Bench, dress: Dress, bytes: &mut Bytes, slow: &mut SlowLog) -> Result<()> {
     let tasks = bench.settings.memory_tasks;
     let load = Load::new(tasks, BATCH, bench.settings.concurrency);
     bench.server.flush().await?;
+    bench.server.reset_slow_log().await?;
     let queue = Queue::make(bench.server.port, "bench/memory").await?;
     let sessions = queue.workers(load.in_flight, &Capabilities::any()).await?;
     let before = at_rest(bench).await?;
@@ -79,6 +83,7 @@ async fn own(bench: &mut Bench, dress: Dress, bytes: &mut Bytes) -> Result<()> {
     work_off(sessions, load, Arc::new(Delivery::new(tasks))).await?;
     drain_outbox(&*queue.broker).await?;
     bytes.finished.push(at_rest(bench).await?.since(before).memory / tasks as f64);
+    slow.add(bench.server.slow_log().await?);
     Ok(())
 }
 

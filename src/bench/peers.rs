@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use tokio::process::Command;
 
+use super::delayed::Dues;
 use super::load::Load;
 use super::stats::Waits;
 
@@ -55,6 +56,15 @@ struct Line {
 }
 
 impl Line {
+    fn all_done_once(&self, peer: Peer, tasks: usize) -> Result<()> {
+        let Self { handled, duplicates, .. } = self;
+        ensure!(
+            *handled == tasks && *duplicates == 0,
+            "{peer:?} did {handled} of {tasks} tasks, {duplicates} of them twice"
+        );
+        Ok(())
+    }
+
     fn waits(&self) -> Waits {
         Waits { p50: self.p50_ms, p99: self.p99_ms, max: self.max_ms, early: self.early }
     }
@@ -87,13 +97,7 @@ impl Peers {
     pub(super) async fn throughput(&self, peer: Peer, port: u16, load: Load, concurrency: usize) -> Result<f64> {
         let options = [("tasks", load.tasks), ("batch", load.batch), ("concurrency", concurrency)];
         let line = self.run(peer, "throughput", port, &options).await?;
-        ensure!(
-            line.handled == load.tasks && line.duplicates == 0,
-            "{peer:?} did {} of {} tasks, {} of them twice",
-            line.handled,
-            load.tasks,
-            line.duplicates
-        );
+        line.all_done_once(peer, load.tasks)?;
         Ok(line.seconds)
     }
 
@@ -113,15 +117,10 @@ impl Peers {
     }
 
     /// How late delayed tasks come.
-    pub(super) async fn delayed(
-        &self,
-        peer: Peer,
-        port: u16,
-        tasks: usize,
-        delay_ms: usize,
-        concurrency: usize,
-    ) -> Result<Waits> {
-        let options = [("tasks", tasks), ("delay-ms", delay_ms), ("concurrency", concurrency)];
+    pub(super) async fn delayed(&self, peer: Peer, port: u16, dues: Dues, concurrency: usize) -> Result<Waits> {
+        let Dues { tasks, delay, spread } = dues;
+        let (delay, spread) = (delay.as_millis() as usize, spread.as_millis() as usize);
+        let options = [("tasks", tasks), ("delay-ms", delay), ("spread-ms", spread), ("concurrency", concurrency)];
         let line = self.run(peer, "delayed", port, &options).await?;
         ensure!(line.tasks == tasks, "{peer:?} did {} of {tasks} tasks", line.tasks);
         Ok(line.waits())

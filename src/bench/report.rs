@@ -14,8 +14,11 @@ use super::stats::Spread;
 pub(super) enum System {
     /// This project.
     Windlass,
-    /// Bare commands.
+    /// Bare commands, with an XACK and an XDEL a task.
     Bare,
+    /// Bare commands, with one XACK and one XDEL a batch.
+    #[serde(rename = "bare_variadic")]
+    BareVariadic,
     /// BullMQ.
     Bullmq,
     /// asynq.
@@ -24,13 +27,19 @@ pub(super) enum System {
 
 impl System {
     /// In the order of the columns.
-    pub(super) const ALL: [Self; 4] = [Self::Windlass, Self::Bare, Self::Bullmq, Self::Asynq];
+    pub(super) const ALL: [Self; 5] = [Self::Windlass, Self::Bare, Self::BareVariadic, Self::Bullmq, Self::Asynq];
+
+    /// Whether it is bare commands, and no queue.
+    pub(super) fn is_bare(self) -> bool {
+        matches!(self, Self::Bare | Self::BareVariadic)
+    }
 
     /// As it is written in the table.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Windlass => "windlass",
             Self::Bare => "bare",
+            Self::BareVariadic => "bare, variadic",
             Self::Bullmq => "BullMQ",
             Self::Asynq => "asynq",
         }
@@ -187,6 +196,8 @@ pub(super) struct Report {
     pub(super) settings: String,
     /// The numbers.
     pub(super) rows: Vec<Row>,
+    /// What they do not say by themselves.
+    pub(super) notes: Vec<&'static str>,
 }
 
 impl Report {
@@ -202,6 +213,9 @@ impl Report {
         }
         text.push('\n');
         text.push_str(&table(&self.rows));
+        for note in &self.notes {
+            let _ = write!(text, "\n{note}\n");
+        }
         text
     }
 
@@ -247,12 +261,12 @@ mod tests {
             .ratio_to(System::Bullmq)
             .ratio_to(System::Asynq);
         let kept = row.clone().budget("≥ 3×", 1, |ratio| ratio >= 3.0);
-        let cells = ["tasks/s", "9,000 (8,900–9,100)", "", "3,000", "", "3.00× BullMQ", "≥ 3×: met"];
+        let cells = ["tasks/s", "9,000 (8,900–9,100)", "", "", "3,000", "", "3.00× BullMQ", "≥ 3×: met"];
         assert_eq!(kept.cells(), cells);
         let broken = row.clone().budget("≥ 4×", 1, |ratio| ratio >= 4.0);
-        assert_eq!(broken.cells()[6], "≥ 4×: **not met**");
+        assert_eq!(broken.cells()[7], "≥ 4×: **not met**");
         let unknown = row.note(Some("so far".to_owned())).budget("≥ 3× both", 2, |ratio| ratio >= 3.0);
-        assert_eq!(unknown.cells()[5..], ["3.00× BullMQ, so far", "≥ 3× both: not judged"]);
+        assert_eq!(unknown.cells()[6..], ["3.00× BullMQ, so far", "≥ 3× both: not judged"]);
     }
 
     #[test]
@@ -260,10 +274,10 @@ mod tests {
         let rows = [Row::new("a").value(System::Windlass, &[1.0]), Row::new("longer").value(System::Bare, &[2.5])];
         let text = table(&rows);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "| measure | windlass | bare | BullMQ | asynq | ratio | budget |");
-        assert_eq!(lines[1], "| ------- | -------- | ---- | ------ | ----- | ----- | ------ |");
-        assert_eq!(lines[2], "| a       | 1        |      |        |       |       |        |");
-        assert_eq!(lines[3], "| longer  |          | 2.50 |        |       |       |        |");
+        assert_eq!(lines[0], "| measure | windlass | bare | bare, variadic | BullMQ | asynq | ratio | budget |");
+        assert_eq!(lines[1], "| ------- | -------- | ---- | -------------- | ------ | ----- | ----- | ------ |");
+        assert_eq!(lines[2], "| a       | 1        |      |                |        |       |       |        |");
+        assert_eq!(lines[3], "| longer  |          | 2.50 |                |        |       |       |        |");
     }
 
     #[test]
@@ -276,9 +290,11 @@ mod tests {
             versions: vec!["Redis 7.0.15".to_owned(), "asynq 0.25".to_owned()],
             settings: "1 run.".to_owned(),
             rows: vec![Row::new("a").value(System::Windlass, &[1.0])],
+            notes: vec!["Mind the gap."],
         };
         let text = report.markdown();
         assert!(text.starts_with("2025-01-02. 2 cores (Fast One), 16 GiB of memory.\nNot pinned.\nRedis 7.0.15; asynq 0.25.\n1 run.\n\n| measure"));
+        assert!(text.ends_with("|\n\nMind the gap.\n"), "{text}");
         assert!(report.json().expect("has a JSON form").contains("\"windlass\""));
     }
 }

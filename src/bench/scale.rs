@@ -10,8 +10,7 @@ use super::Bench;
 use super::delivery::{Body, Delivery, join_all};
 use super::load::{Load, Numbers};
 use super::report::{Row, System, show};
-use super::server::SlowLog;
-use super::throughput::slow_row;
+use super::slow_log::SlowLog;
 use super::windlass::{Dress, Queue, drain_outbox, enqueue, fill, new_task, noop, work_off};
 use crate::broker::session::Session;
 use crate::broker::{Broker, ClaimRequest, MAX_BATCH};
@@ -57,9 +56,10 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
             }
         }
     }
-    let slow = bench.server.slow_log().await?;
+    let mut slow = bench.server.slow_log().await?;
     bench.progress(&format!("scale: empty claims with 1 and with {LANES} lanes"));
     let claims = empty_claims(bench).await?;
+    slow.add(bench.server.slow_log().await?);
     Ok(rows(many, &lines[0].costs, &lines[1].costs, &slow, &claims))
 }
 
@@ -86,7 +86,7 @@ fn rows(many: usize, empty: &Costs, full: &Costs, slow: &SlowLog, claims: &[Vec<
     let foreign = row(name(&format!("{LANES} lanes full of other types")), foreign)
         .ratio("1 lane", rows[4].median(System::Windlass));
     rows.push(foreign.budget(BUDGET, 1, |ratio| ratio <= 1.10));
-    rows.push(slow_row(&format!("filling and using a queue of {queued}"), slow));
+    rows.push(slow.row(&format!("filling and using a queue of {queued}, many lanes")));
     rows
 }
 
@@ -146,6 +146,7 @@ impl Line {
 /// used and are empty, and with many that hold what the worker cannot do.
 async fn empty_claims(bench: &mut Bench) -> Result<[Vec<f64>; 3]> {
     bench.server.flush().await?;
+    bench.server.reset_slow_log().await?;
     let port = bench.server.port;
     let one = Queue::make(port, "bench/one-lane").await?;
     use_lanes(&one, 0).await?;

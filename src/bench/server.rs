@@ -9,10 +9,8 @@ use tokio::process::Child;
 
 use super::info::{self, Usage};
 use super::machine::Pinning;
-use super::wire::{Reply, Wire};
-
-/// A command that held the server for longer is in its slow log.
-pub(super) const SLOW_MICROSECONDS: u64 = 2000;
+use super::slow_log::{SLOW_MICROSECONDS, SlowLog};
+use super::wire::Wire;
 
 /// A Redis of our own, on a free port of the loopback.
 pub(super) struct Server {
@@ -22,27 +20,6 @@ pub(super) struct Server {
     /// Its name and version.
     pub(super) version: String,
     control: Wire,
-}
-
-/// What the slow log holds.
-#[derive(Debug, Clone, Default)]
-pub(super) struct SlowLog {
-    /// How many entries.
-    pub(super) entries: u64,
-    /// The longest, in milliseconds, and the command.
-    pub(super) worst: Option<(f64, String)>,
-}
-
-impl SlowLog {
-    /// Adds what another run left.
-    pub(super) fn add(&mut self, other: Self) {
-        self.entries += other.entries;
-        let longer = |worst: &(f64, String), other: &(f64, String)| worst.0 < other.0;
-        self.worst = match (self.worst.take(), other.worst) {
-            (Some(worst), Some(other)) if longer(&worst, &other) => Some(other),
-            (worst, other) => worst.or(other),
-        };
-    }
 }
 
 impl Server {
@@ -111,26 +88,14 @@ impl Server {
 
     /// What was slow since the reset.
     pub(super) async fn slow_log(&mut self) -> Result<SlowLog> {
-        let entries = self.control.call(&["SLOWLOG", "LEN"]).await?.number().unwrap_or(0);
         let log = self.control.call(&["SLOWLOG", "GET", "10000"]).await?;
-        Ok(SlowLog { entries: entries.unsigned_abs(), worst: worst_entry(&log) })
+        Ok(SlowLog::read(&log, &format!(":{}", self.control.local_port()?)))
     }
 
     /// Counts the commands that clients send from now on.
     pub(super) async fn count_commands(&self) -> Result<CommandCounter> {
         CommandCounter::start(self.port, self.control.local_port()?).await
     }
-}
-
-fn worst_entry(log: &Reply) -> Option<(f64, String)> {
-    let entry = |entry: &Reply| {
-        let [_, _, took, words, ..] = entry.items() else { return None };
-        // A script's digest is cut: eight letters tell it from the others.
-        let cut = |word: &Reply| word.text().chars().take(8).collect::<String>();
-        let words: Vec<String> = words.items().iter().take(2).map(cut).collect();
-        Some((took.number()? as f64 / 1000.0, words.join(" ")))
-    };
-    log.items().iter().filter_map(entry).max_by(|a, b| a.0.total_cmp(&b.0))
 }
 
 /// The program to start: the one that was named, the one on the path, or the
@@ -224,21 +189,5 @@ mod tests {
         assert_eq!(sender("1700000000.1 [0 lua] \"get\" \"a [0 b]\""), Some("lua]"));
         assert_eq!(sender("1700000000.1 [0 127.0.0.1:5] \"get\""), Some("127.0.0.1:5]"));
         assert_eq!(sender("OK"), None);
-    }
-
-    #[test]
-    fn the_worst_entry_of_a_slow_log_is_found() {
-        let text = |word: &str| Reply::Text(word.into());
-        let entry = |took, word| {
-            Reply::List(vec![
-                Reply::Number(1),
-                Reply::Number(2),
-                Reply::Number(took),
-                Reply::List(vec![text(word), text("x"), text("y")]),
-            ])
-        };
-        let log = Reply::List(vec![entry(2100, "EVALSHA"), entry(9000, "FLUSHALL"), Reply::Nil]);
-        assert_eq!(worst_entry(&log), Some((9.0, "FLUSHALL x".to_owned())));
-        assert_eq!(worst_entry(&Reply::List(vec![])), None);
     }
 }

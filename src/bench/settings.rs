@@ -1,15 +1,17 @@
 //! What the command line can say, and what that means.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 
+use super::delayed::Dues;
 use super::delivery::PAYLOAD_BYTES;
 use super::report::show;
 
 const EXAMPLES: &str = "Examples:
-  windlass bench --quick                       a first look, in about a minute
+  windlass bench --quick                       a first look, in two or three minutes
   windlass bench --only scale,memory           some measurements only
   windlass bench --no-peers -o json            without BullMQ and asynq, as JSON
   windlass bench --runs 9 --tasks 100000       longer, for steadier numbers";
@@ -50,7 +52,7 @@ pub struct Args {
     /// Seconds that pick-up is measured for [default: 10].
     #[arg(long, value_parser = from_one())]
     pub seconds: Option<usize>,
-    /// Delayed tasks [default: 2000].
+    /// Delayed tasks, due over a minute [default: 10000].
     #[arg(long, value_parser = from_one())]
     pub delayed_tasks: Option<usize>,
     /// Tasks that are queued and finished to measure memory [default: 100000].
@@ -59,15 +61,22 @@ pub struct Args {
     /// Tasks that make a queue long [default: 1000000].
     #[arg(long, value_parser = from_one())]
     pub scale_tasks: Option<usize>,
+    /// Queues in which nothing happens [default: 10000].
+    #[arg(long, value_parser = from_one())]
+    pub idle_queues: Option<usize>,
+    /// Look after so many idle queues on the Redis at this port until standard
+    /// input ends: what `--only idle` starts as a process of its own.
+    #[arg(long, hide = true, value_name = "PORT", requires = "idle_queues")]
+    pub look_after: Option<u16>,
     /// The redis-server to start [default: the one on the PATH, else the one that `make servers` gets].
     #[arg(long, value_name = "PATH")]
     pub redis_server: Option<PathBuf>,
-    /// The core for the server.
-    #[arg(long, default_value = "0", value_name = "CORE")]
-    pub server_core: usize,
-    /// The core for all clients.
-    #[arg(long, default_value = "1", value_name = "CORE")]
-    pub client_core: usize,
+    /// The core for the server [default: the first that may be used].
+    #[arg(long, value_name = "CORE", requires = "client_core")]
+    pub server_core: Option<u16>,
+    /// The core for all clients [default: the second that may be used].
+    #[arg(long, value_name = "CORE", requires = "server_core")]
+    pub client_core: Option<u16>,
 }
 
 /// What can be measured.
@@ -83,6 +92,8 @@ pub enum Measurement {
     Memory,
     /// What a task costs in a long queue, and a claim among many lanes.
     Scale,
+    /// What looking after idle queues costs: memory, CPU, commands a second.
+    Idle,
 }
 
 /// How the result is printed.
@@ -101,10 +112,15 @@ pub(super) struct Settings {
     pub(super) concurrency: usize,
     pub(super) rate: Option<usize>,
     pub(super) seconds: usize,
-    pub(super) delayed_tasks: usize,
-    pub(super) delay_ms: usize,
+    /// Runs with delayed tasks: one takes more than a minute a system.
+    pub(super) delayed_runs: usize,
+    pub(super) dues: Dues,
     pub(super) memory_tasks: usize,
     pub(super) scale_tasks: usize,
+    pub(super) idle_queues: usize,
+    /// How long idle queues are left to themselves before anything is measured.
+    pub(super) idle_rest: Duration,
+    pub(super) idle_window: Duration,
 }
 
 impl Settings {
@@ -112,16 +128,20 @@ impl Settings {
     pub(super) fn from(args: &Args) -> Self {
         let either =
             |given: Option<usize>, full: usize, quick: usize| given.unwrap_or(if args.quick { quick } else { full });
+        let seconds = |full: u64, quick: u64| Duration::from_secs(if args.quick { quick } else { full });
         Self {
             runs: either(args.runs, 5, 1),
             tasks: either(args.tasks, 30_000, 3_000),
             concurrency: args.concurrency,
             rate: args.rate,
             seconds: either(args.seconds, 10, 2),
-            delayed_tasks: either(args.delayed_tasks, 2_000, 200),
-            delay_ms: either(None, 2_000, 1_000),
+            delayed_runs: either(args.runs, 1, 1),
+            dues: Dues { tasks: either(args.delayed_tasks, 10_000, 500), delay: seconds(5, 1), spread: seconds(60, 3) },
             memory_tasks: either(args.memory_tasks, 100_000, 10_000),
             scale_tasks: either(args.scale_tasks, 1_000_000, 50_000),
+            idle_queues: either(args.idle_queues, 10_000, 1_000),
+            idle_rest: seconds(10, 2),
+            idle_window: seconds(60, 5),
         }
     }
 

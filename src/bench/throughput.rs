@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 
+use super::bare::Acknowledge;
 use super::load::Load;
 use super::machine::client_cpu_seconds;
 use super::peers::Peer;
-use super::report::{Row, System, show};
-use super::server::{SLOW_MICROSECONDS, SlowLog};
+use super::report::{Row, System};
+use super::slow_log::SlowLog;
 use super::{Bench, bare, windlass};
 
 /// Tasks a call.
@@ -30,11 +31,28 @@ struct Runs {
     sent: Vec<f64>,
 }
 
+/// What the table cannot say by itself.
+pub(super) const NOTES: [&str; 2] = [
+    "\"bare\" is pipelined XADD, XREADGROUP, and an XACK and an XDEL a task, with no state, result, event or fence; the \
+     budget is judged on it. \"bare, variadic\" is the same with one XACK and one XDEL a batch, which is cheaper; its \
+     ratio is shown and not judged. Both are measured in the same turns.",
+    "\"single\" is one task an enqueue call. Our side has one worker, which settles what has ended in one call; the \
+     peers settle one by one.",
+];
+
 type Results = BTreeMap<(usize, System), Runs>;
 
 /// Steps that [`measure`] will report.
 pub(super) fn steps(bench: &Bench) -> usize {
-    BATCHES.len() * bench.systems().len() * (bench.settings.runs + 1)
+    let systems: usize = BATCHES.into_iter().map(|batch| systems(bench, batch).len()).sum();
+    systems * (bench.settings.runs + 1)
+}
+
+/// Who is measured at a batch size. With one task a batch both ways to
+/// acknowledge are the same.
+fn systems(bench: &Bench, batch: usize) -> Vec<System> {
+    let all = bench.systems().into_iter();
+    all.filter(|system| batch > 1 || *system != System::BareVariadic).collect()
 }
 
 /// Measures.
@@ -44,12 +62,12 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     for batch in BATCHES {
         for run in 1..=bench.settings.runs {
             // The systems take turns, so that a slow minute of the machine hits them all.
-            for system in bench.systems() {
+            for system in systems(bench, batch) {
                 bench.progress(&format!("throughput, batch {batch}, run {run}: {}", system.name()));
                 one_run(bench, system, batch, results.entry((batch, system)).or_default(), &mut slow).await?;
             }
         }
-        for system in bench.systems() {
+        for system in systems(bench, batch) {
             bench.progress(&format!("commands, batch {batch}: {}", system.name()));
             let sent = count_commands(bench, system, batch).await?;
             results.entry((batch, system)).or_default().sent.push(sent);
@@ -62,7 +80,7 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
 /// The single-mode throughput of the slowest system, measured once.
 pub(super) async fn probe(bench: &mut Bench) -> Result<f64> {
     let mut results = Results::new();
-    for system in bench.systems() {
+    for system in systems(bench, 1) {
         bench.remark(&format!("looking for a rate that all can keep up with: {}", system.name()));
         one_run(bench, system, 1, results.entry((1, system)).or_default(), &mut SlowLog::default()).await?;
     }
@@ -70,24 +88,21 @@ pub(super) async fn probe(bench: &mut Bench) -> Result<f64> {
 }
 
 fn slowest_single(results: &Results) -> Option<f64> {
-    let single = results.iter().filter(|((batch, system), _)| *batch == 1 && *system != System::Bare);
+    let single = results.iter().filter(|((batch, system), _)| *batch == 1 && !system.is_bare());
     let medians = single.filter_map(|(_, runs)| Some(super::stats::Spread::of(&runs.per_second)?.median));
     medians.min_by(f64::total_cmp)
 }
 
 async fn one_run(bench: &mut Bench, system: System, batch: usize, runs: &mut Runs, slow: &mut SlowLog) -> Result<()> {
-    let in_process = matches!(system, System::Windlass | System::Bare);
+    let in_process = system == System::Windlass || system.is_bare();
     let more = if in_process && batch > 1 { MORE_IN_BATCHES } else { 1 };
     let load = Load::new(bench.settings.tasks * more, batch, bench.settings.concurrency);
     bench.server.flush().await?;
-    let watched = system == System::Windlass && batch == 100;
-    if watched {
-        bench.server.reset_slow_log().await?;
-    }
+    bench.server.reset_slow_log().await?;
     let (clients, before) = (client_cpu_seconds(), bench.server.usage().await?);
     let seconds = drive(bench, system, load).await?;
     let used = bench.server.usage().await?.since(before);
-    if watched {
+    if system == System::Windlass {
         slow.add(bench.server.slow_log().await?);
     }
     let worked = (load.tasks + warm_up(system)) as f64;
@@ -102,7 +117,8 @@ async fn drive(bench: &Bench, system: System, load: Load) -> Result<f64> {
     let (port, concurrency) = (bench.server.port, bench.settings.concurrency);
     let outcome = match system {
         System::Windlass => windlass::throughput(port, load).await,
-        System::Bare => bare::throughput(port, load).await,
+        System::Bare => bare::throughput(port, load, Acknowledge::EachTask).await,
+        System::BareVariadic => bare::throughput(port, load, Acknowledge::WholeBatch).await,
         System::Bullmq => bench.peers()?.throughput(Peer::Bullmq, port, load, concurrency).await,
         System::Asynq => bench.peers()?.throughput(Peer::Asynq, port, load, concurrency).await,
     };
@@ -137,22 +153,15 @@ fn rows(results: &Results, slow: &SlowLog) -> Vec<Row> {
         );
         let cpu =
             row(batch, format!("Redis CPU, {name}, µs/task"), |runs| &runs.cpu_microseconds).ratio_to(System::Bare);
-        rows.push(if batch == 100 { cpu.budget("≤ 4× bare (goal 3×)", 1, |r| r <= 4.0) } else { cpu });
+        let cpu = if batch == 100 { cpu.budget("≤ 4× bare (goal 3×)", 1, |r| r <= 4.0) } else { cpu };
+        // Behind the budget, which it is not judged by.
+        rows.push(cpu.ratio_to(System::BareVariadic));
         rows.push(row(batch, format!("clients' CPU, {name}, µs/task"), |runs| &runs.client_microseconds));
         rows.push(row(batch, format!("commands sent, {name}, /task"), |runs| &runs.sent));
         rows.push(row(batch, format!("commands run, {name}, /task"), |runs| &runs.calls));
     }
-    rows.push(slow_row("batches of 100", slow));
+    rows.push(slow.row("end to end"));
     rows
-}
-
-/// A line about a slow log.
-pub(super) fn slow_row(during: &str, slow: &SlowLog) -> Row {
-    let worst = slow.worst.as_ref().map(|(ms, command)| format!("worst {} ms: {command}", show(*ms)));
-    Row::new(format!("commands over {} ms, {during}", SLOW_MICROSECONDS / 1000))
-        .value(System::Windlass, &[slow.entries as f64])
-        .note(worst)
-        .judged("none", Some(slow.entries == 0))
 }
 
 #[cfg(test)]
@@ -170,5 +179,20 @@ mod tests {
         ]);
         assert_eq!(slowest_single(&results), Some(300.0));
         assert_eq!(slowest_single(&Results::new()), None);
+    }
+
+    #[test]
+    fn the_budget_is_judged_on_the_dearer_of_the_bare_ways() {
+        let runs = |cpu: f64| Runs { cpu_microseconds: vec![cpu], ..Runs::default() };
+        let results = Results::from([
+            ((100, System::Windlass), runs(12.0)),
+            ((100, System::Bare), runs(4.0)),
+            ((100, System::BareVariadic), runs(2.0)),
+        ]);
+        let rows = rows(&results, &SlowLog::default());
+        let row = rows.iter().find(|row| row.measure.starts_with("Redis CPU, batches of 100")).expect("is there");
+        let row = serde_json::to_value(row).expect("a JSON form");
+        assert_eq!(row["budget"]["met"], true);
+        assert_eq!((&row["ratios"][0]["value"], &row["ratios"][1]["value"]), (&3.0.into(), &6.0.into()));
     }
 }

@@ -197,6 +197,12 @@ impl Pipeline {
         encode(&mut self.bytes, words);
         self.commands += 1;
     }
+
+    /// What will be sent, to look at.
+    #[cfg(test)]
+    pub(super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
 }
 
 struct Request {

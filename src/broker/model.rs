@@ -20,6 +20,7 @@
 mod cancelling;
 mod claiming;
 mod dead_letters;
+mod effects;
 mod enqueue;
 #[cfg(test)]
 mod fixture;
@@ -136,6 +137,29 @@ impl Broker for Model {
 
     async fn extend(&self, worker: &WorkerId, leases: &[Lease]) -> Result<Vec<Extended>> {
         self.step(|step| step.extend(worker, leases))
+    }
+
+    async fn report_progress(&self, lease: &Lease, progress: &Payload) -> Result<Extended> {
+        sentences::check_progress(progress)?;
+        self.step(|step| step.report_progress(lease, progress))
+    }
+
+    async fn begin_effect(&self, request: &EffectRequest<'_>) -> Result<EffectBegun> {
+        self.step(|step| step.begin_effect(request))
+    }
+
+    async fn commit_effect(
+        &self,
+        lease: &Lease,
+        key: &IdempotencyKey,
+        answer: &Payload,
+        standing: Standing<'_>,
+    ) -> Result<EffectCommitted> {
+        self.step(|step| step.commit_effect(lease, key, answer, standing))?
+    }
+
+    async fn abandon_effect(&self, lease: &Lease, key: &IdempotencyKey) -> Result<EffectAbandoned> {
+        self.step(|step| step.abandon_effect(lease, key))
     }
 
     async fn promote(&self, limit: usize) -> Result<Promoted> {

@@ -8,6 +8,7 @@
 //! Rules that every script keeps are written in ARCHITECTURE.md.
 
 mod connection;
+mod directory;
 mod error;
 mod gather;
 mod notices;
@@ -25,6 +26,7 @@ use redis::Value;
 
 use self::connection::{Endpoint, Link};
 pub use self::connection::{ReclaimWith, RedisOptions, ReplicaAck};
+pub use self::directory::QueueRecord;
 use self::error::Fault;
 use self::gather::Gather;
 use self::notices::RedisNotices;
@@ -34,17 +36,17 @@ use self::sleeper::RedisSleeper;
 use super::clock::Clock;
 use super::{
     Broker, BrokerError, Cancelled, ClaimRequest, Claimed, ClaimedTask, DeadLetterView, DiscardRequest, Discarded,
-    Enqueued, Extended, Lease, ListCursor, MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, Promoted,
-    QueueCounts, ReclaimCursor, Reclaimed, Recorded, Registered, ReplayRequest, Replayed, Result, RetainCursor,
-    Retained, SettleReply, Settled, Settlement, Sleeper, SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord,
-    sentences,
+    EffectAbandoned, EffectBegun, EffectCommitted, EffectRequest, Enqueued, Extended, Glance, Lease, ListCursor,
+    MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, Promoted, QueueCounts, ReclaimCursor, Reclaimed, Recorded,
+    Registered, ReplayRequest, Replayed, Result, RetainCursor, Retained, SettleReply, Settled, Settlement, Sleeper,
+    Standing, SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord, sentences,
 };
 use crate::protocol::DATA_MODEL_VERSION;
 use crate::protocol::keys::{Keys, NOTICES_CHANNEL};
-use crate::protocol::names::{Capabilities, DeadLetterId, TaskId, WorkerId};
+use crate::protocol::names::{Capabilities, DeadLetterId, IdempotencyKey, TaskId, WorkerId};
 use crate::protocol::policy::{Mode, Policy};
 use crate::protocol::state::{RetryReason, State};
-use crate::protocol::task::{DeadLetter, Extras, NewTask, NotBefore, TaskView};
+use crate::protocol::task::{DeadLetter, Extras, NewTask, NotBefore, Payload, TaskView};
 
 /// How many live tasks one step of a sweep looks at.
 const SWEEP_PAGE: usize = 25;
@@ -93,6 +95,11 @@ impl Redis {
     fn link(&self, key: String) -> Link {
         Link::new(self.endpoint.clone(), key, &self.options, self.options.response_timeout)
     }
+}
+
+/// The operation that a script's digest stands for, as slow logs show it.
+pub fn operation_of(digest: &str) -> Option<&'static str> {
+    SCRIPTS.name_of(digest)
 }
 
 /// One queue on one Redis.
@@ -198,6 +205,58 @@ impl RedisBroker {
             run_id: info_field(&info, "run_id").unwrap_or_default().to_owned(),
             has_autoclaim: version >= (6, 2),
         })
+    }
+
+    /// Changes the policy in force: what others changed meanwhile stays.
+    pub async fn change_policy(&self, change: impl Fn(&mut Policy) + Send) -> Result<Policy> {
+        const TURNS: usize = 10;
+        for _ in 0..TURNS {
+            let mut read = redis::cmd("HGET");
+            read.arg(self.keys.policy()).arg(policy::WHOLE);
+            let spec = bytes(self.command(&read).await?).map_err(|m| m.during("change_policy"))?;
+            let (mut policy, owner) = (self.read_policy(&spec)?, self.owner().await?.unwrap_or_default());
+            change(&mut policy);
+            let condition = [b"=", spec.as_slice()].concat();
+            if let Provisioned::Done = self.provision_if(&owner, &condition, &policy).await? {
+                return Ok(policy);
+            }
+        }
+        Err(BrokerError::Busy(format!("others changed the policy {TURNS} times meanwhile")))
+    }
+
+    /// Who provisioned the queue; `None` if nobody did.
+    pub async fn owner(&self) -> Result<Option<String>> {
+        let mut read = redis::cmd("HGET");
+        read.arg(self.keys.meta()).arg(directory::OWNER);
+        let owner = text(self.command(&read).await?).map_err(|m| m.during("owner"))?;
+        Ok((!owner.is_empty()).then_some(owner))
+    }
+
+    /// Writes the policy, on a condition as the script takes it.
+    async fn provision_if(&self, owner: &str, condition: &[u8], policy: &Policy) -> Result<Provisioned> {
+        policy.validate().map_err(|error| BrokerError::Invalid(error.to_string()))?;
+        let mut call = self.call(&SCRIPTS.provision).arg(owner).arg(condition);
+        for (name, value) in policy::fields(policy) {
+            call.push(name).push(value);
+        }
+        let malformed = |m: Malformed| m.during("provision");
+        let (word, mut rest) = word_and_rest(self.run(call).await?).map_err(malformed)?;
+        let detail = text(rest.next().unwrap_or(Value::Nil)).map_err(malformed)?;
+        match word.as_str() {
+            "ok" => Ok(Provisioned::Done),
+            "changed" => Ok(Provisioned::Changed),
+            "owned" => Err(BrokerError::Owned { queue: self.keys.queue().to_string(), owner: detail }),
+            "version" => Err(BrokerError::Version { found: detail, known: DATA_MODEL_VERSION }),
+            "type" => Err(BrokerError::Invalid(sentences::not_a_stream(&detail))),
+            other => Err(Malformed(format!("answer {other:?}")).during("provision")),
+        }
+    }
+
+    fn read_policy(&self, spec: &[u8]) -> Result<Policy> {
+        if spec.is_empty() {
+            return Err(BrokerError::NoQueue(self.keys.queue().to_string()));
+        }
+        serde_json::from_slice(spec).map_err(|error| Malformed(format!("the policy: {error}")).during("policy"))
     }
 
     /// The arguments that every claim begins with.
@@ -364,6 +423,13 @@ impl RedisBroker {
     }
 }
 
+/// What became of writing a policy on a condition.
+enum Provisioned {
+    Done,
+    /// The spec in force is not the one that was expected.
+    Changed,
+}
+
 /// Whether content hashes go with an enqueue; only queues that ask get them.
 #[derive(Clone, Copy)]
 enum Hashes {
@@ -427,6 +493,22 @@ fn settled_from(letter: char, dues: &mut impl Iterator<Item = Value>) -> std::re
     })
 }
 
+fn extended_from(letter: Option<char>) -> Extended {
+    match letter {
+        Some('R') => Extended::Renewed,
+        Some('c') => Extended::Cancelled,
+        _ => Extended::Lost,
+    }
+}
+
+/// Which beginning a caller has asked the other side about; empty where it has not.
+fn checked_mark<'a>(standing: Standing<'a>) -> &'a str {
+    match standing {
+        Standing::Own => "",
+        Standing::Checked(doubt) => doubt.mark.as_str(),
+    }
+}
+
 /// Reads {word, more…}: the word, and what follows it.
 fn word_and_rest(value: Value) -> std::result::Result<(String, std::vec::IntoIter<Value>), Malformed> {
     let mut values = list(value)?.into_iter();
@@ -436,32 +518,17 @@ fn word_and_rest(value: Value) -> std::result::Result<(String, std::vec::IntoIte
 #[async_trait]
 impl Broker for RedisBroker {
     async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()> {
-        policy.validate().map_err(|error| BrokerError::Invalid(error.to_string()))?;
-        let force = if owner.takeover == Takeover::Force { "force" } else { "" };
-        let mut call = self.call(&SCRIPTS.provision).arg(&owner.name).arg(force);
-        for (name, value) in policy::fields(policy) {
-            call.push(name).push(value);
-        }
-        let malformed = |m: Malformed| m.during("provision");
-        let (word, mut rest) = word_and_rest(self.run(call).await?).map_err(malformed)?;
-        let detail = text(rest.next().unwrap_or(Value::Nil)).map_err(malformed)?;
-        match word.as_str() {
-            "ok" => Ok(()),
-            "owned" => Err(BrokerError::Owned { queue: self.keys.queue().to_string(), owner: detail }),
-            "version" => Err(BrokerError::Version { found: detail, known: DATA_MODEL_VERSION }),
-            "type" => Err(BrokerError::Invalid(sentences::not_a_stream(&detail))),
-            other => Err(Malformed(format!("answer {other:?}")).during("provision")),
+        let condition = if owner.takeover == Takeover::Force { "force" } else { "" };
+        match self.provision_if(&owner.name, condition.as_bytes(), policy).await? {
+            Provisioned::Done => Ok(()),
+            Provisioned::Changed => Err(Malformed("a change was reported".to_owned()).during("provision")),
         }
     }
 
     async fn policy(&self) -> Result<Policy> {
         let mut read = redis::cmd("HGET");
         read.arg(self.keys.policy()).arg(policy::WHOLE);
-        let spec = bytes(self.command(&read).await?).map_err(|m| m.during("policy"))?;
-        if spec.is_empty() {
-            return Err(BrokerError::NoQueue(self.keys.queue().to_string()));
-        }
-        serde_json::from_slice(&spec).map_err(|error| Malformed(format!("the policy: {error}")).during("policy"))
+        self.read_policy(&bytes(self.command(&read).await?).map_err(|m| m.during("policy"))?)
     }
 
     async fn enqueue(&self, tasks: &[NewTask]) -> Result<Vec<Enqueued>> {
@@ -523,13 +590,56 @@ impl Broker for RedisBroker {
                 call.push(lease.task.as_str()).push(&lease.token);
             }
             let letters = text(self.run(call).await?).map_err(|m| m.during("extend"))?;
-            answers.extend(letters.chars().map(|letter| match letter {
-                'R' => Extended::Renewed,
-                'c' => Extended::Cancelled,
-                _ => Extended::Lost,
-            }));
+            answers.extend(letters.chars().map(|letter| extended_from(Some(letter))));
         }
         Ok(answers)
+    }
+
+    async fn report_progress(&self, lease: &Lease, progress: &Payload) -> Result<Extended> {
+        sentences::check_progress(progress)?;
+        let call = self.call(&SCRIPTS.report_progress).arg(lease.task.as_str()).arg(&lease.token);
+        let letter = text(self.run(call.arg(progress.as_str())).await?).map_err(|m| m.during("report_progress"))?;
+        Ok(extended_from(letter.chars().next()))
+    }
+
+    async fn begin_effect(&self, request: &EffectRequest<'_>) -> Result<EffectBegun> {
+        let EffectRequest { lease, key, mark, standing } = request;
+        let call = self.call(&SCRIPTS.begin_effect).arg(lease.task.as_str()).arg(&lease.token);
+        let call = call.arg(key.as_str()).arg(mark.as_str()).arg(checked_mark(*standing));
+        reply::effect_begun(self.run(call).await?).map_err(|m| m.during("begin_effect"))
+    }
+
+    async fn commit_effect(
+        &self,
+        lease: &Lease,
+        key: &IdempotencyKey,
+        answer: &Payload,
+        standing: Standing<'_>,
+    ) -> Result<EffectCommitted> {
+        let call = self.call(&SCRIPTS.end_effect).arg(lease.task.as_str()).arg(&lease.token).arg(key.as_str());
+        let call = call.arg("commit").arg(answer.as_str()).arg(checked_mark(standing));
+        let malformed = |m: Malformed| m.during("commit_effect");
+        let (word, mut rest) = word_and_rest(self.run(call).await?).map_err(malformed)?;
+        let detail = text(rest.next().unwrap_or(Value::Nil)).map_err(malformed)?;
+        match word.as_str() {
+            "committed" => Ok(EffectCommitted::Committed),
+            "done" => Ok(EffectCommitted::AlreadyCommitted { answer: Payload::unchecked(detail) }),
+            "other" => Ok(EffectCommitted::Superseded),
+            "unknown" => Ok(EffectCommitted::Unknown),
+            "large" => Err(BrokerError::Invalid(sentences::answer_too_large(answer.as_str().len(), detail))),
+            other => Err(malformed(Malformed(format!("answer {other:?}")))),
+        }
+    }
+
+    async fn abandon_effect(&self, lease: &Lease, key: &IdempotencyKey) -> Result<EffectAbandoned> {
+        let call = self.call(&SCRIPTS.end_effect).arg(lease.task.as_str()).arg(&lease.token).arg(key.as_str());
+        let (word, _) = word_and_rest(self.run(call.arg("abandon").arg("").arg("")).await?)
+            .map_err(|m| m.during("abandon_effect"))?;
+        match word.as_str() {
+            "abandoned" => Ok(EffectAbandoned::Abandoned),
+            "done" | "other" | "unknown" => Ok(EffectAbandoned::NotOurs),
+            other => Err(Malformed(format!("answer {other:?}")).during("abandon_effect")),
+        }
     }
 
     async fn promote(&self, limit: usize) -> Result<Promoted> {
@@ -813,6 +923,17 @@ impl Broker for RedisBroker {
             })
         };
         read(self.run(self.call(&SCRIPTS.counts)).await?).map_err(|m| m.during("counts"))
+    }
+
+    /// Two commands, where counting takes a script with twenty.
+    async fn glance(&self) -> Result<Option<Glance>> {
+        let Keys { task, .. } = &self.keys;
+        let (mut exist, mut length) = (redis::cmd("EXISTS"), redis::cmd("XLEN"));
+        exist.arg(self.keys.policy()).arg(self.keys.live()).arg(self.keys.heartbeats()).arg(self.keys.dead());
+        length.arg(task);
+        let seen = self.link.call_both(&exist, &length).await.map_err(|fault| self.name_queue(fault))?;
+        let read = |(keys, entries)| Ok(Glance { keys: number(keys)?, raw_entries: number(entries)? });
+        read(seen).map(Some).map_err(|m: Malformed| m.during("glance"))
     }
 
     async fn get(&self, task: &TaskId) -> Result<Option<TaskView>> {

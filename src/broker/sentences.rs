@@ -6,9 +6,9 @@
 
 use std::fmt::Display;
 
-use super::{BrokerError, DiscardRequest, MAX_BATCH, MAX_ERROR_BYTES, ReplayRequest, Result};
+use super::{BrokerError, DiscardRequest, MAX_BATCH, MAX_ERROR_BYTES, MAX_PROGRESS_BYTES, ReplayRequest, Result};
 use crate::protocol::names::IdempotencyKey;
-use crate::protocol::task::NewTask;
+use crate::protocol::task::{NewTask, Payload};
 
 /// The highest retry limit that a task may bring along; raw entries are held to the same.
 const MOST_RETRIES: u32 = 1000;
@@ -51,6 +51,24 @@ fn check_person(person: &str) -> Result<()> {
             "the person's name has {bytes} bytes, more than {LONGEST_PERSON}: give the name that people sign in with"
         ))),
     }
+}
+
+/// Checks the size of a report of progress.
+pub(crate) fn check_progress(progress: &Payload) -> Result<()> {
+    match progress.as_str().len() {
+        0..=MAX_PROGRESS_BYTES => Ok(()),
+        bytes => Err(BrokerError::Invalid(format!(
+            "the progress has {bytes} bytes and at most {MAX_PROGRESS_BYTES} are kept: tell how far it is, not what came of it"
+        ))),
+    }
+}
+
+/// The answer of an effect is over the queue's bound for results.
+pub(crate) fn answer_too_large(bytes: usize, max: impl Display) -> String {
+    format!(
+        "the answer of the effect has {bytes} bytes and this queue keeps at most {max}: \
+         keep a reference to it, or raise the queue's limit"
+    )
 }
 
 /// A reason as it is kept: cut like an error, and none where nothing was said.

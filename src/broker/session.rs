@@ -101,6 +101,13 @@ impl Session {
         Ok(gone)
     }
 
+    /// Forgets a lease that is known to be gone.
+    pub fn forget(&mut self, lease: &Lease) {
+        if self.held.get(&lease.task).is_some_and(|held| held.epoch == lease.epoch) {
+            self.held.remove(&lease.task);
+        }
+    }
+
     /// Sleeps until there may be work, but no longer than `limit`. Only after
     /// a claim that gave nothing.
     pub async fn sleep(&mut self, limit: Duration) -> Result<Wake> {

@@ -12,7 +12,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, ExitStatus};
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -27,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Run a program that ends when standard input closes. For `windlass dev` itself.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  windlass guard --grace-ms 5000 -- redis-server --port 0")]
 pub struct Args {
     /// How long the program has after it was asked to end, in milliseconds.
     #[arg(long, default_value_t = 10_000)]
@@ -45,8 +46,8 @@ pub struct Args {
     pub command: Vec<String>,
 }
 
-/// Runs the program; ends as it ends.
-pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
+/// Runs the program, and ends this process as that ended.
+pub async fn run(args: Args) -> anyhow::Result<()> {
     let lock = args.hold.as_deref().map(File::open).transpose()?;
     if let Some(lock) = &lock {
         lock.lock_shared()?;
@@ -75,7 +76,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         // What its first process left behind.
         let _ = kill_process_group(group, Signal::KILL);
     }
-    Ok(code_of(status))
+    std::process::exit(code_of(status));
 }
 
 /// Completes when standard input is closed. On a thread, which does not hold up the end of the process.
@@ -123,8 +124,8 @@ pub(super) async fn free(file: &Path) {
 }
 
 /// The code that a shell would show.
-fn code_of(status: ExitStatus) -> ExitCode {
+fn code_of(status: ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     let signal = status.signal().map(|signal| 128 + signal);
-    ExitCode::from(status.code().or(signal).and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    status.code().or(signal).unwrap_or(1)
 }

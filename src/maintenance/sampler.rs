@@ -6,13 +6,15 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::{Chore, ChoreError, Next, Progress, Queue, is_busy};
-use crate::broker::QueueCounts;
+use crate::broker::{Glance, QueueCounts};
 
 /// Between two looks at a queue in which something happens.
 const WHILE_BUSY: Duration = Duration::from_secs(5);
 /// Between two looks at one in which nothing does. Ten thousand of these must
 /// cost next to nothing: notices tell what happens in between.
-const WHILE_IDLE: Duration = Duration::from_secs(120);
+const WHILE_IDLE: Duration = Duration::from_secs(180);
+/// For how long glances may stand in for counts.
+const GLANCES_DO: Duration = Duration::from_secs(2 * 3600);
 /// Between two rows of the metrics table.
 const BETWEEN_ROWS: Duration = Duration::from_secs(60);
 /// The part of the outbox's bound from which on it is warned of.
@@ -21,6 +23,10 @@ const OUTBOX_WARNING: f64 = 0.8;
 /// Counts, and writes a row of metrics now and then.
 #[derive(Default)]
 pub struct Sampler {
+    /// When the queue was last counted, and what was seen just before.
+    counted: Option<(Instant, Option<Glance>)>,
+    /// When it wanted to be called again.
+    due: Option<Instant>,
     row_written: Option<Instant>,
     warned: bool,
 }
@@ -28,7 +34,13 @@ pub struct Sampler {
 #[async_trait]
 impl Chore for Sampler {
     async fn run_once(&mut self, queue: &Queue) -> Result<Progress, ChoreError> {
+        let first = self.counted.is_none();
+        let glance = if first || !queue.is_busy() { queue.broker.glance().await? } else { None };
+        if self.is_unchanged(glance, Instant::now()) {
+            return Ok(self.rest(spread(WHILE_IDLE)));
+        }
         let counts = queue.broker.counts().await?;
+        self.counted = Some((Instant::now(), glance));
         queue.seen().counts = Some(counts.clone());
         let busy = is_busy(&counts);
         let due = self.row_written.is_none_or(|at| at.elapsed() >= BETWEEN_ROWS);
@@ -38,12 +50,30 @@ impl Chore for Sampler {
             self.write_row(queue, &counts).await?;
         }
         let rest = if busy { WHILE_BUSY } else { WHILE_IDLE };
-        // Spread, so that many queues are not looked at in the same moment.
-        Ok(Progress { handled: 1, next: Next::In(rest.mul_f64(0.8 + 0.4 * fastrand::f64())) })
+        // After a start all queues are looked at, so the first rest is spread over its whole length.
+        Ok(self.rest(if first { rest.mul_f64(fastrand::f64()) } else { spread(rest) }))
     }
 }
 
+/// Spread, so that many queues are not looked at in the same moment.
+fn spread(rest: Duration) -> Duration {
+    rest.mul_f64(0.8 + 0.4 * fastrand::f64())
+}
+
 impl Sampler {
+    fn rest(&mut self, rest: Duration) -> Progress {
+        self.due = Some(Instant::now() + rest);
+        Progress { handled: 1, next: Next::In(rest) }
+    }
+
+    /// Whether a glance shows that an idle queue is as it was when it was counted.
+    /// Who is called before the time has heard of something, and counts.
+    fn is_unchanged(&self, glance: Option<Glance>, now: Instant) -> bool {
+        let Some((counted, before)) = self.counted else { return false };
+        let in_time = self.due.is_some_and(|due| due <= now);
+        in_time && glance.is_some() && glance == before && now.duration_since(counted) < GLANCES_DO
+    }
+
     /// Warns before the outbox reaches its bound, at which enqueues are refused.
     async fn look_at_outbox(&mut self, queue: &Queue, counts: &QueueCounts) -> Result<(), ChoreError> {
         let bound = queue.broker.policy().await?.limits.outbox_entries;
@@ -62,5 +92,24 @@ impl Sampler {
             log.record_sample(&queue.name, &sample).await?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GLANCE: Glance = Glance { keys: 1, raw_entries: 0 };
+
+    #[test]
+    fn a_queue_is_counted_unless_a_glance_in_time_shows_no_change() {
+        let (counted, due) = (Instant::now(), Instant::now() + WHILE_IDLE);
+        let sampler = Sampler { counted: Some((counted, Some(GLANCE))), due: Some(due), ..Sampler::default() };
+        assert!(sampler.is_unchanged(Some(GLANCE), due));
+        assert!(!sampler.is_unchanged(Some(Glance { raw_entries: 1, ..GLANCE }), due), "a raw entry came");
+        assert!(!sampler.is_unchanged(None, due), "this broker has no glances");
+        assert!(!sampler.is_unchanged(Some(GLANCE), counted), "called early, because of a notice");
+        assert!(!sampler.is_unchanged(Some(GLANCE), counted + GLANCES_DO), "glances do not do for ever");
+        assert!(!Sampler::default().is_unchanged(Some(GLANCE), due), "it was never counted");
     }
 }

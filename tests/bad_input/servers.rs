@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use windlass::broker::redis::{RedisOptions, ReplicaAck};
 use windlass::broker::{
-    Broker, BrokerError, Cancelled, ClaimRequest, DiscardRequest, Discarded, ErrorClass, Extended, Recorded,
-    ReplayRequest, Settled,
+    Broker, BrokerError, Cancelled, ClaimRequest, DiscardRequest, Discarded, EffectBegun, EffectCommitted, EffectMark,
+    EffectRequest, ErrorClass, Extended, Recorded, ReplayRequest, Settled, Standing,
 };
 use windlass::protocol::names::{Capabilities, DeadLetterId};
 use windlass::{State, TaskId};
@@ -43,6 +43,11 @@ async fn a_full_server_refuses_new_tasks_and_drains() {
         queue.settle(&dead, permanent()).await;
         let letter = DeadLetterId { task: dead.lease.task, epoch: dead.lease.epoch };
         assert_eq!(broker.record_dead_letter(&letter).await.expect("answered"), Recorded::Done);
+        queue.enqueue(task()).await;
+        let (acting, effect) = (queue.claim(1).await.remove(0), "charge".parse().expect("a valid key"));
+        let begin = |mark| EffectRequest { lease: &acting.lease, key: &effect, mark, standing: Standing::Own };
+        let (mark, other_mark) = (EffectMark::generate(), EffectMark::generate());
+        assert_eq!(broker.begin_effect(&begin(&mark)).await.expect("answered"), EffectBegun::Begin);
         for _ in 0..5 {
             queue.enqueue(task()).await;
         }
@@ -58,6 +63,14 @@ async fn a_full_server_refuses_new_tasks_and_drains() {
             reason: None,
         };
         queue.refuses(broker.replay(&replay), TRANSIENT, "is out of memory").await;
+        let mail = "mail".parse().expect("a valid key");
+        let another = EffectRequest { key: &mail, ..begin(&other_mark) };
+        queue.refuses(broker.begin_effect(&another), TRANSIENT, "is out of memory").await;
+        let answer = windlass::Payload::default();
+        queue.refuses(broker.report_progress(&acting.lease, &answer), TRANSIENT, "is out of memory").await;
+        let committed = broker.commit_effect(&acting.lease, &effect, &answer, Standing::Own).await.expect("answered");
+        assert_eq!(committed, EffectCommitted::Committed, "{flavor:?}: what happened is kept");
+        assert_eq!(queue.settle(&acting, success()).await, Settled::Succeeded);
         let (person, reason) = ("ada".to_owned(), "obsolete".to_owned());
         let discard = DiscardRequest { dead_letter: replay.dead_letter, person, reason };
         assert_eq!(broker.discard(&discard).await.expect("answered"), Discarded::Done);
@@ -84,7 +97,7 @@ async fn a_full_server_refuses_new_tasks_and_drains() {
         assert_eq!((counts.backlog, counts.running, counts.retrying), (0, 0, 1), "{flavor:?}: it drained");
         queue.set(|policy| (policy.retention.succeeded, policy.retention.failed) = Default::default()).await;
         let retained = broker.retain(Default::default(), 100).await.expect("answered");
-        assert_eq!((retained.results, retained.dead_letters), (6, 2), "{flavor:?}: what is finished makes room");
+        assert_eq!((retained.results, retained.dead_letters), (7, 2), "{flavor:?}: what is finished makes room");
         assert_eq!(broker.counts().await.expect("answered").finished, 0);
         server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
         queue.enqueue(task()).await;

@@ -3,16 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
 use windlass::TaskId;
 use windlass::broker::{
-    Broker, ClaimRequest, Claimed, Extended, Lease, OutboxEntry, ReclaimCursor, Reclaimed, Recorded, Replayed,
-    RetainCursor, Retained, Settled, Settlement, SweepCursor, Swept,
+    Broker, ClaimRequest, Claimed, EffectBegun, EffectMark, EffectRequest, Extended, Lease, OutboxEntry, ReclaimCursor,
+    Reclaimed, Recorded, Replayed, RetainCursor, Retained, Settled, Settlement, Standing, SweepCursor, Swept,
 };
+
+use windlass::protocol::names::IdempotencyKey;
 
 use super::compare::{Compared, Told, agree, alike_claimed, alike_moves, parts, told};
 use super::draw::Field;
 use super::known::Held;
-use super::step::{Claiming, Ending, From, Step, Walk};
+use super::step::{Acting, Claiming, Ending, From, Right, Step, Walk};
 use super::twins::Twins;
 
 impl Twins {
@@ -49,6 +52,14 @@ impl Twins {
                     }
                 }
             }
+            Step::Progress(held, bytes) => {
+                let progress = json!("x".repeat(*bytes)).into();
+                let model = told(self.model.report_progress(&held.model, &progress).await);
+                let redis = told(self.redis.report_progress(&held.redis, &progress).await);
+                let answer = agree("progress", model, redis)?;
+                self.tally.met_told("progress", &answer);
+            }
+            Step::Effect(held, key, acting) => self.act(held, key, *acting).await?,
             Step::Promote(limit) => {
                 self.ask("promote", async |broker| broker.promote(*limit).await).await.map(drop)?;
             }
@@ -94,6 +105,43 @@ impl Twins {
             }
             Step::TrimOutbox(count) => self.trim_outbox(*count).await?,
             Step::Wait(time) => self.clock.advance(*time),
+        }
+        Ok(())
+    }
+
+    async fn act(&mut self, held: &Held, key: &IdempotencyKey, acting: Acting) -> Compared {
+        let doubt = self.known.doubt.clone();
+        let standing = |right: Right| match (right, &doubt) {
+            (Right::Checked, Some(doubt)) => Standing::Checked(doubt),
+            _ => Standing::Own,
+        };
+        match acting {
+            Acting::Begin(right) => {
+                let known = self.known.mark.clone().filter(|_| right == Right::Repeated);
+                let mark = known.unwrap_or_else(EffectMark::generate);
+                let request = |lease| EffectRequest { lease, key, mark: &mark, standing: standing(right) };
+                let model = told(self.model.begin_effect(&request(&held.model)).await);
+                let redis = told(self.redis.begin_effect(&request(&held.redis)).await);
+                let answer = agree("begin an effect", model, redis)?;
+                self.tally.met_told("begin", &answer);
+                if let Ok(EffectBegun::InDoubt(doubt)) = answer {
+                    self.known.doubt = Some(doubt);
+                }
+                self.known.mark = Some(mark);
+            }
+            Acting::Commit(right, bytes) => {
+                let answer = json!("x".repeat(bytes)).into();
+                let model = self.model.commit_effect(&held.model, key, &answer, standing(right)).await;
+                let redis = self.redis.commit_effect(&held.redis, key, &answer, standing(right)).await;
+                let answer = agree("commit an effect", told(model), told(redis))?;
+                self.tally.met_told("commit", &answer);
+            }
+            Acting::Abandon => {
+                let model = told(self.model.abandon_effect(&held.model, key).await);
+                let redis = told(self.redis.abandon_effect(&held.redis, key).await);
+                let answer = agree("abandon an effect", model, redis)?;
+                self.tally.met_told("abandon", &answer);
+            }
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use windlass::TaskId;
-use windlass::broker::{Claimed, Lease, ReclaimCursor, RetainCursor};
+use windlass::broker::{Claimed, Doubt, EffectMark, Lease, ReclaimCursor, RetainCursor};
 use windlass::protocol::names::{DeadLetterId, WorkerId};
 
 /// One claim, as each of the two brokers handed it out.
@@ -32,6 +32,10 @@ pub(crate) struct Known {
     pub(crate) reclaiming: (ReclaimCursor, ReclaimCursor),
     /// Where each broker's walk through results and dead letters goes on.
     pub(crate) retaining: (RetainCursor, RetainCursor),
+    /// The last call that began an effect.
+    pub(crate) mark: Option<EffectMark>,
+    /// The last doubt that was met.
+    pub(crate) doubt: Option<Doubt>,
 }
 
 impl Known {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 use windlass::broker::{DiscardRequest, Outcome, Owner, ReplayRequest, WorkerInfo};
 use windlass::protocol::backoff::Dice;
-use windlass::protocol::names::{Capabilities, DeadLetterId, Epoch, WorkerId};
+use windlass::protocol::names::{Capabilities, DeadLetterId, Epoch, IdempotencyKey, WorkerId};
 use windlass::protocol::policy::Policy;
 use windlass::protocol::state::RetryReason;
 use windlass::{NewTask, TaskId};
@@ -24,6 +24,8 @@ pub(crate) enum Step {
     Claim(Claiming),
     Settle(Vec<Ending>, Claiming),
     Extend(WorkerId, Vec<Arc<Held>>),
+    Progress(Arc<Held>, usize),
+    Effect(Arc<Held>, IdempotencyKey, Acting),
     Promote(usize),
     Reclaim(Walk),
     ReclaimFrom(WorkerId, RetryReason),
@@ -55,6 +57,24 @@ pub(crate) struct Ending {
     pub(crate) held: Arc<Held>,
     pub(crate) outcome: Outcome,
     pub(crate) dice: Dice,
+}
+
+/// What an attempt does about an outside effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Acting {
+    Begin(Right),
+    Commit(Right, usize),
+    Abandon,
+}
+
+/// With what right, as the sequence knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Right {
+    Own,
+    /// Its own, and the call stands for the last one, whose answer was lost.
+    Repeated,
+    /// By the last doubt that was met, if there is one.
+    Checked,
 }
 
 /// How far a walk through expired leases goes.
@@ -102,7 +122,8 @@ impl Step {
             16..22 => Self::Raw(at.raw_entries(draw)),
             22..36 => Self::Claim(at.claiming(draw)),
             36..54 if !known.held.is_empty() => Self::Settle(at.endings(draw), at.claiming(draw)),
-            54..60 if !known.held.is_empty() => at.extend(draw),
+            54..56 if !known.held.is_empty() => at.extend(draw),
+            56..60 if !known.held.is_empty() => at.act(draw),
             60..63 => Self::Promote(draw.below(5 * at.bulk)),
             63..69 if !known.held.is_empty() => {
                 Self::Reclaim(if draw.one_in(2) { Walk::OneCall } else { Walk::WholeRound })
@@ -186,6 +207,29 @@ impl Situation<'_> {
         Step::Extend(worker, held)
     }
 
+    /// Something that an attempt does while it runs, or believes that it does.
+    fn act(&self, draw: &mut Draw) -> Step {
+        let Known { held, open, .. } = self.known;
+        let from = if open.is_empty() || draw.one_in(5) { held } else { open };
+        let held = draw.pick(from).expect("there are claims").clone();
+        if draw.one_in(3) {
+            let bytes = if draw.one_in(9) { 5000 } else { draw.below(20) };
+            return Step::Progress(held, bytes);
+        }
+        let key = (*draw.pick(&["charge", "mail"]).expect("there are some")).parse().expect("a valid key");
+        let right = match draw.below(5) {
+            0..3 => Right::Own,
+            3 => Right::Repeated,
+            _ => Right::Checked,
+        };
+        let acting = match draw.below(10) {
+            0..5 => Acting::Begin(right),
+            5..9 => Acting::Commit(right, if draw.one_in(9) { 300 } else { draw.below(9) }),
+            _ => Acting::Abandon,
+        };
+        Step::Effect(held, key, acting)
+    }
+
     fn record(&self, draw: &mut Draw) -> Step {
         let pending = if draw.one_in(5) { None } else { self.known.pending.first().cloned() };
         let guess = |draw: &mut Draw| DeadLetterId { task: self.some_id(draw), epoch: Epoch(draw.below(3) as u64) };
@@ -265,6 +309,8 @@ impl fmt::Display for Step {
                 endings.iter().try_for_each(|ending| write!(f, " [{}: {:?}]", ending.held, ending.outcome))?;
                 write!(f, ", then {claiming}")
             }
+            Self::Progress(held, bytes) => write!(f, "progress of {bytes} bytes by {held}"),
+            Self::Effect(held, key, acting) => write!(f, "effect {key}, {acting:?} by {held}"),
             Self::Extend(worker, held) => write!(f, "extend for {worker}: {}", joined(held)),
             Self::Provision(owner, policy) => {
                 write!(f, "provision for {} ({:?}):", owner.name, owner.takeover)?;

@@ -179,5 +179,6 @@ impl Step<'_> {
         self.queue.done.insert(id.clone(), finished);
         self.queue.live.remove(id);
         self.queue.trails.remove(id);
+        self.queue.progress.remove(id);
     }
 }

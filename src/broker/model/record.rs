@@ -63,9 +63,11 @@ impl Record {
 
     /// Names the claim under way. The scripts compare the whole record; epoch,
     /// worker and entry tell as much, because nothing else changes under a
-    /// claim, and an id that is used again comes with another entry.
+    /// claim, and an id that is used again comes with another entry. Creation
+    /// and tenant are there for who comes back when the record is gone.
     pub(super) fn token(&self) -> Vec<u8> {
-        format!("{} {} {}", self.epoch, self.holder, self.message.unwrap_or(0)).into_bytes()
+        let (message, created) = (self.message.unwrap_or(0), self.created_ms);
+        format!("{} {} {message} {created} {}", self.epoch, self.holder, self.tenant).into_bytes()
     }
 
     /// Who runs it, while somebody does.
@@ -145,6 +147,7 @@ impl Record {
             due_at: None,
             worker: self.worker().and_then(|worker| WorkerId::new(worker).ok()),
             retry_reason: (self.state == State::Retrying).then(|| RetryReason::from_word(&self.holder)).flatten(),
+            progress: None,
             result: None,
             error: None,
             error_code: None,
@@ -200,6 +203,14 @@ pub(super) fn message_text(message: Message) -> String {
 pub(super) fn epoch_of(lease: &Lease) -> u64 {
     let text = std::str::from_utf8(&lease.token).unwrap_or_default();
     text.split(' ').next().and_then(|epoch| epoch.parse().ok()).unwrap_or(0)
+}
+
+/// When the task of a lease was created, and its tenant (empty for none).
+pub(super) fn created_and_tenant(lease: &Lease) -> (u64, String) {
+    let text = String::from_utf8_lossy(&lease.token);
+    let mut words = text.splitn(5, ' ').skip(3);
+    let created = words.next().and_then(|created| created.parse().ok()).unwrap_or(0);
+    (created, words.next().unwrap_or_default().to_owned())
 }
 
 fn encode_extras(extras: &Extras) -> Vec<u8> {

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::dead_letters::Letter;
+use super::effects::Effect;
 use super::intake::RawEntry;
 use super::lane::{Body, Entry, History, Lane, LaneName, Message};
 use super::record::{Finished, Record, Trail};
@@ -17,6 +18,7 @@ use crate::broker::{BrokerError, Decision, Event, OutboxEntry, Owner, Result, Re
 use crate::protocol::names::{Capabilities, QueueName, TaskId, TaskType, WorkerId};
 use crate::protocol::policy::{EventRecording, Mode, Policy};
 use crate::protocol::state::State;
+use crate::protocol::task::Payload;
 
 /// The class of workers that can do every type.
 pub(super) const ALL: &str = "all";
@@ -76,6 +78,10 @@ pub(super) struct Queue {
     /// Classes of workers, other than all, that have asked for work.
     pub(super) classes: BTreeMap<String, Capabilities>,
     pub(super) trails: HashMap<TaskId, Trail>,
+    /// How far live tasks have come, where their handlers told.
+    pub(super) progress: HashMap<TaskId, Payload>,
+    /// Outside effects, by tenant and key.
+    pub(super) effects: HashMap<(String, String), Effect>,
     pub(super) done: BTreeMap<TaskId, Finished>,
     /// Tenant and key to the task that they stand for.
     pub(super) keys: HashMap<(String, String), TaskId>,
@@ -122,6 +128,8 @@ impl Queue {
             ready: BTreeMap::new(),
             classes: BTreeMap::new(),
             trails: HashMap::new(),
+            progress: HashMap::new(),
+            effects: HashMap::new(),
             done: BTreeMap::new(),
             keys: HashMap::new(),
             aliases: HashMap::new(),

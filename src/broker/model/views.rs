@@ -28,7 +28,8 @@ impl Queue {
             _ => self.retrying.time_of(id),
         };
         let body = body.expect("invariant: a live task is in its lane or parked");
-        record.live_view(id, body, self.trails.get(id), due)
+        let progress = self.progress.get(id).cloned();
+        TaskView { progress, ..record.live_view(id, body, self.trails.get(id), due) }
     }
 
     fn finished_view(&self, id: &TaskId, finished: &Finished) -> TaskView {

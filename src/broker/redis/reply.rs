@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use super::token::{Token, decode_extras};
 use crate::broker::{
-    BrokerError, DeadLetterView, Decision, DecisionAction, Event, ListCursor, OutboxEntry, Page, Review, Voice,
-    WorkerInfo, WorkerRecord,
+    BrokerError, DeadLetterView, Decision, DecisionAction, Doubt, EffectBegun, EffectMark, Event, ListCursor,
+    OutboxEntry, Page, Review, Voice, WorkerInfo, WorkerRecord,
 };
 use crate::protocol::names::{DeadLetterId, Epoch, TaskId, WorkerId};
 use crate::protocol::state::{RetryReason, State};
@@ -132,6 +132,7 @@ fn view_of(id: TaskId, token: &Token, extras: &[u8]) -> Result<TaskView, Malform
         due_at: None,
         worker: runs.then(|| WorkerId::new(token.holder.clone()).ok()).flatten(),
         retry_reason: (state == State::Retrying).then(|| RetryReason::from_word(&token.holder)).flatten(),
+        progress: None,
         result: None,
         error: None,
         error_code: None,
@@ -142,10 +143,11 @@ fn view_of(id: TaskId, token: &Token, extras: &[u8]) -> Result<TaskView, Malform
 
 /// A live task, from `get`.
 pub(super) fn live_view(parts: [Value; 8]) -> Result<TaskView, Malformed> {
-    let [_, id, token, body, extras, due, more, _] = parts;
+    let [_, id, token, body, extras, due, more, progress] = parts;
     let token = Token::decode(&bytes(token)?)?;
     let mut view = view_of(task_id(text(id)?)?, &token, &bytes(extras)?)?;
     view.payload = payload(&bytes(body)?);
+    view.progress = payload(&bytes(progress)?);
     view.due_at = match text(due)?.as_str() {
         "" => None,
         word => Some(timestamp(number(Value::BulkString(word.as_bytes().to_vec()))?)),
@@ -237,6 +239,25 @@ pub(super) fn dead_letter_page(value: Value) -> Result<Page<DeadLetterView>, Mal
     };
     let items = list(rows)?.into_iter().map(view).collect::<Result<_, _>>()?;
     Ok(Page { items, next: (!next.is_empty()).then_some(ListCursor(next)) })
+}
+
+/// Whether an effect may begin.
+pub(super) fn effect_begun(value: Value) -> Result<EffectBegun, Malformed> {
+    let mut values = list(value)?.into_iter();
+    let mut next = || values.next().unwrap_or(Value::Nil);
+    match text(next())?.as_str() {
+        "begin" => Ok(EffectBegun::Begin),
+        "lost" => Ok(EffectBegun::LeaseLost),
+        "done" => Ok(EffectBegun::Done { answer: Payload::unchecked(text(next())?) }),
+        "doubt" => Ok(EffectBegun::InDoubt(Doubt {
+            since: timestamp(number(next())?),
+            task: task_id(text(next())?)?,
+            epoch: Epoch(number(next())?),
+            worker: WorkerId::new(text(next())?).ok(),
+            mark: EffectMark::kept(text(next())?),
+        })),
+        other => Err(Malformed(format!("answer {other:?}"))),
+    }
 }
 
 /// A text that may not have been said.

@@ -66,6 +66,14 @@ macro_rules! scripts {
                     $($name: Script::new(&[$($part),*], include_str!(concat!("lua/", stringify!($name), ".lua"))),)*
                 }
             }
+
+            /// The operation whose script has this digest.
+            pub(super) fn name_of(&self, digest: &str) -> Option<&'static str> {
+                $(if self.$name.digest == digest {
+                    return Some(stringify!($name));
+                })*
+                None
+            }
         }
     };
 }
@@ -76,6 +84,9 @@ scripts! {
     claim: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING];
     settle: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING, FAILING];
     extend: [HEAD, TOKEN, LANES];
+    report_progress: [HEAD];
+    begin_effect: [HEAD];
+    end_effect: [HEAD];
     promote: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE];
     reclaim: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, CLOCK];
     evict: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, EVICT];

@@ -2,7 +2,9 @@
 //
 //	asynq-bench throughput --port P --tasks N [--batch B] [--payload-bytes 100] [--concurrency C]
 //	asynq-bench latency    --port P --rate R --seconds T [--payload-bytes 100] [--concurrency C]
-//	asynq-bench delayed    --port P --tasks N --delay-ms D [--concurrency C]
+//	asynq-bench delayed    --port P --tasks N --delay-ms D --spread-ms S [--concurrency C]
+//	asynq-bench drain      --port P --tasks N [--payload-bytes 100] [--concurrency C]
+//	asynq-bench pickup     --port P --tasks N --pause-ms D [--payload-bytes 100] [--concurrency C]
 //	asynq-bench fill       --port P --tasks N [--batch B] [--payload-bytes 100]
 //
 // Talks to the Redis at 127.0.0.1:P and prints one line of JSON. The BullMQ
@@ -29,6 +31,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"sort"
 	"strings"
@@ -63,7 +66,9 @@ type options struct {
 	mode                      string
 	port, tasks, batch        int
 	payloadBytes, concurrency int
-	rate, seconds, delayMs    int
+	rate, seconds             int
+	delayMs, spreadMs         int
+	pauseMs                   int
 	checkIntervalMs           int
 	queue                     string
 }
@@ -75,12 +80,15 @@ func readArguments(args []string) options {
 		"port": &o.port, "tasks": &o.tasks, "batch": &o.batch,
 		"payload-bytes": &o.payloadBytes, "concurrency": &o.concurrency,
 		"rate": &o.rate, "seconds": &o.seconds, "delay-ms": &o.delayMs,
+		"spread-ms": &o.spreadMs, "pause-ms": &o.pauseMs,
 		"check-interval-ms": &o.checkIntervalMs,
 	}
 	modes := map[string]string{
 		"throughput": "port tasks batch payload-bytes concurrency check-interval-ms",
 		"latency":    "port rate seconds payload-bytes concurrency check-interval-ms",
-		"delayed":    "port tasks delay-ms concurrency check-interval-ms",
+		"delayed":    "port tasks delay-ms spread-ms concurrency check-interval-ms",
+		"drain":      "port tasks payload-bytes concurrency check-interval-ms",
+		"pickup":     "port tasks pause-ms payload-bytes concurrency check-interval-ms",
 		"fill":       "port tasks batch payload-bytes",
 	}
 	if len(args) > 0 {
@@ -88,7 +96,7 @@ func readArguments(args []string) options {
 	}
 	names, known := modes[o.mode]
 	if !known {
-		fail(2, "The first argument must be one of throughput, latency, delayed, fill.")
+		fail(2, "The first argument must be one of throughput, latency, delayed, drain, pickup, fill.")
 	}
 	flags := flag.NewFlagSet(o.mode, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
@@ -233,6 +241,9 @@ func produceAndWork(o options, tasks int, produce producer, onTask func(at time.
 		}
 	}
 
+	if o.mode == "drain" {
+		produce(client, nil) // the queue is full before the server starts
+	}
 	start := now()
 	lastProgress.Store(int64(start))
 	if o.mode == "throughput" {
@@ -244,7 +255,9 @@ func produceAndWork(o options, tasks int, produce producer, onTask func(at time.
 		serve()
 	} else {
 		serve()
-		go produce(client, nil)
+		if o.mode != "drain" {
+			go produce(client, nil)
+		}
 	}
 
 	wait := patience + time.Duration(o.delayMs)*time.Millisecond
@@ -321,8 +334,12 @@ func latency(o options) (result any, complete bool) {
 		addAtRate(tasks, o.rate, func(id int) { enqueue(client, o, id, now()) })
 	}
 	out := produceAndWork(o, tasks, produce, func(sent time.Duration) { waits.add(now() - sent) })
+	return summary(o, &waits), out.handled == tasks
+}
+
+func summary(o options, waits *collector) any {
 	sorted := waits.sorted()
-	result = struct {
+	return struct {
 		Peer  string   `json:"peer"`
 		Mode  string   `json:"mode"`
 		Tasks int      `json:"tasks"`
@@ -330,7 +347,49 @@ func latency(o options) (result any, complete bool) {
 		P99   *float64 `json:"p99_ms"`
 		Max   *float64 `json:"max_ms"`
 	}{"asynq", o.mode, len(sorted), percentileMs(sorted, 0.5), percentileMs(sorted, 0.99), percentileMs(sorted, 1)}
-	return result, out.handled == tasks
+}
+
+// The queue is full before the server starts. The clock runs from the first
+// handler to the last.
+func drain(o options) (result any, complete bool) {
+	var first, last atomic.Int64
+	produce := func(client *asynq.Client, _ func()) {
+		addAll(o.tasks, fillInFlight, func(id int) { enqueue(client, o, id, 0) })
+	}
+	out := produceAndWork(o, o.tasks, produce, func(time.Duration) {
+		at := int64(now())
+		first.CompareAndSwap(0, at)
+		last.Store(at)
+	})
+	seconds := time.Duration(last.Load() - first.Load()).Seconds()
+	result = struct {
+		Peer       string  `json:"peer"`
+		Mode       string  `json:"mode"`
+		Tasks      int     `json:"tasks"`
+		Seconds    float64 `json:"seconds"`
+		Handled    int     `json:"handled"`
+		Duplicates int     `json:"duplicates"`
+	}{"asynq", o.mode, o.tasks, round(seconds), out.handled, out.duplicates}
+	return result, out.handled == o.tasks && out.duplicates == 0
+}
+
+// How long an idle server takes to start a task. The next one is added when the
+// server has had nothing to do for a while: the pause, or up to twice as long.
+func pickup(o options) (result any, complete bool) {
+	var waits collector
+	handled := make(chan struct{}, o.tasks)
+	produce := func(client *asynq.Client, _ func()) {
+		for id := range o.tasks {
+			time.Sleep(time.Duration(float64(o.pauseMs) * (1 + rand.Float64()) * float64(time.Millisecond)))
+			enqueue(client, o, id, now())
+			<-handled
+		}
+	}
+	out := produceAndWork(o, o.tasks, produce, func(sent time.Duration) {
+		waits.add(now() - sent)
+		handled <- struct{}{}
+	})
+	return summary(o, &waits), out.handled == o.tasks
 }
 
 // asynq keeps due times in whole seconds, rounded down, so it may run a task
@@ -339,8 +398,8 @@ func delayed(o options) (result any, complete bool) {
 	var lateness collector
 	produce := func(client *asynq.Client, _ func()) {
 		addAll(o.tasks, o.concurrency, func(id int) {
-			spread := 1 + float64(id)/float64(o.tasks) // D..2D, evenly
-			delay := time.Duration(spread * float64(o.delayMs) * float64(time.Millisecond))
+			spread := float64(o.spreadMs) * float64(id) / float64(o.tasks) // D..D+S, evenly
+			delay := time.Duration((float64(o.delayMs) + spread) * float64(time.Millisecond))
 			enqueue(client, o, id, now()+delay, asynq.ProcessIn(delay))
 		})
 	}
@@ -374,7 +433,8 @@ func fill(o options) (result any, complete bool) {
 func main() {
 	o := readArguments(os.Args[1:])
 	run := map[string]func(options) (any, bool){
-		"throughput": throughput, "latency": latency, "delayed": delayed, "fill": fill,
+		"throughput": throughput, "latency": latency, "delayed": delayed,
+		"drain": drain, "pickup": pickup, "fill": fill,
 	}[o.mode]
 	result, complete := run(o)
 	line, err := json.Marshal(result)

@@ -2,7 +2,9 @@
 //
 //   node bench.mjs throughput --port P --tasks N [--batch B] [--payload-bytes 100] [--concurrency C]
 //   node bench.mjs latency    --port P --rate R --seconds T [--payload-bytes 100] [--concurrency C]
-//   node bench.mjs delayed    --port P --tasks N --delay-ms D [--concurrency C]
+//   node bench.mjs delayed    --port P --tasks N --delay-ms D --spread-ms S [--concurrency C]
+//   node bench.mjs drain      --port P --tasks N [--payload-bytes 100] [--concurrency C]
+//   node bench.mjs pickup     --port P --tasks N --pause-ms D [--payload-bytes 100] [--concurrency C]
 //   node bench.mjs fill       --port P --tasks N [--batch B] [--payload-bytes 100]
 //
 // Talks to the Redis at 127.0.0.1:P and prints one line of JSON. The asynq
@@ -22,11 +24,14 @@ import { Queue, Worker } from 'bullmq';
 const MODES = {
   throughput: { needed: ['port', 'tasks'], defaults: { batch: 1, 'payload-bytes': 100, concurrency: 16 } },
   latency: { needed: ['port', 'rate', 'seconds'], defaults: { 'payload-bytes': 100, concurrency: 16 } },
-  delayed: { needed: ['port', 'tasks', 'delay-ms'], defaults: { concurrency: 16 } },
+  delayed: { needed: ['port', 'tasks', 'delay-ms', 'spread-ms'], defaults: { concurrency: 16 } },
+  drain: { needed: ['port', 'tasks'], defaults: { 'payload-bytes': 100, concurrency: 16 } },
+  pickup: { needed: ['port', 'tasks', 'pause-ms'], defaults: { 'payload-bytes': 100, concurrency: 16 } },
   fill: { needed: ['port', 'tasks'], defaults: { batch: 1, 'payload-bytes': 100 } },
 };
 const WARM_UP = 500; // tasks run before the clock starts, so that Node has compiled the code
 const FILL_IN_FLIGHT = 16; // adds under way at once in mode fill
+const FILL_BATCH = 100; // tasks a call while the queue is filled in mode drain
 const MAX_IN_FLIGHT = 1000; // bound of the open loop in mode latency
 const PATIENCE_MS = 30_000; // give up when nothing was handled for so long
 
@@ -130,7 +135,7 @@ async function addAtRate(queue, options) {
   }
 }
 
-// Adds tasks with delays spread evenly over D..2D. The task carries the moment it
+// Adds tasks with delays spread evenly over D..D+S. The task carries the moment it
 // is due exactly as BullMQ reckons it: in whole milliseconds of the wall clock.
 async function addDelayed(queue, options) {
   const { tasks, concurrency } = options;
@@ -139,12 +144,24 @@ async function addDelayed(queue, options) {
   const lane = async () => {
     while (next < tasks) {
       const id = next++;
-      const delay = Math.round(options['delay-ms'] * (1 + id / tasks));
+      const delay = Math.round(options['delay-ms'] + (options['spread-ms'] * id) / tasks);
       const timestamp = Math.floor(wallMs());
       await queue.add('noop', payload(id, timestamp + delay), { delay, timestamp });
     }
   };
   await Promise.all(Array.from({ length: concurrency }, lane));
+}
+
+// Adds a task when the worker has had nothing to do for a while: the pause, or up
+// to twice as long. The main thread says when each was handled.
+async function addWhenIdle(queue, options) {
+  const payload = payloads(options);
+  for (let id = 0; id < options.tasks; id++) {
+    await sleep(options['pause-ms'] * (1 + Math.random()));
+    const handled = once(parentPort, 'message');
+    await queue.add('noop', payload(id, monotonicMs()));
+    await handled;
+  }
 }
 
 async function producerThread(options) {
@@ -155,17 +172,17 @@ async function producerThread(options) {
   if (options.mode === 'throughput') await addAll(queue, options, options.concurrency);
   if (options.mode === 'latency') await addAtRate(queue, options);
   if (options.mode === 'delayed') await addDelayed(queue, options);
+  if (options.mode === 'pickup') await addWhenIdle(queue, options);
 }
 
 // ---- worker ----
 
-// Runs the producer and one worker. `onTask` gets each task's payload when the
-// handler starts. Resolves when every task was handled, or when nothing happened
-// for too long.
-async function produceAndWork(options, tasks, onTask) {
+// Starts a worker. `onTask` gets each task's payload when the handler starts.
+// `warmed` resolves when the tasks of the warm-up are done, `finished` when every
+// task was handled, or when nothing happened for too long.
+async function startWorker(options, tasks, onTask) {
   const timesHandled = new Uint32Array(tasks);
-  let handled = 0;
-  let duplicates = 0;
+  const counts = { handled: 0, duplicates: 0 };
   let warm = 0;
   let lastProgress = monotonicMs();
   let allWarm, allHandled;
@@ -176,36 +193,48 @@ async function produceAndWork(options, tasks, onTask) {
     options.queue,
     async (job) => {
       const task = job.data;
+      lastProgress = monotonicMs();
       if (task.id < 0) {
         if (++warm === WARM_UP) allWarm();
         return;
       }
       onTask(task);
-      lastProgress = monotonicMs();
-      if (timesHandled[task.id]++ > 0) duplicates++;
-      else if (++handled === tasks) allHandled();
+      if (timesHandled[task.id]++ > 0) counts.duplicates++;
+      else if (++counts.handled === tasks) allHandled();
     },
     { connection: connection(options), concurrency: options.concurrency },
   );
   worker.on('error', lostRedis);
   await worker.waitUntilReady();
-
-  const producer = new Thread(new URL(import.meta.url), { workerData: options });
-  producer.on('error', (error) => fail(1, `The producer failed: ${error.message}`));
-  producer.on('exit', (code) => code === 0 || fail(1, 'The producer failed.')); // exit() there ends only the thread
-  await warmed;
-
-  const start = monotonicMs();
-  lastProgress = start;
-  producer.postMessage('start');
   const watch = setInterval(() => {
     if (monotonicMs() - lastProgress > PATIENCE_MS + (options['delay-ms'] ?? 0)) allHandled();
   }, 1000);
-  await finished;
+  const close = async () => {
+    clearInterval(watch);
+    await worker.close(); // lets running handlers end, so that late duplicates count
+    return counts;
+  };
+  return { warmed, finished, close };
+}
+
+// Runs the producer and one worker until every task was handled. What `onTask`
+// returns, if anything, is sent to the producer.
+async function produceAndWork(options, tasks, onTask) {
+  let producer;
+  const worker = await startWorker(options, tasks, (task) => {
+    const message = onTask(task);
+    if (message !== undefined) producer.postMessage(message);
+  });
+  producer = new Thread(new URL(import.meta.url), { workerData: options });
+  producer.on('error', (error) => fail(1, `The producer failed: ${error.message}`));
+  producer.on('exit', (code) => code === 0 || fail(1, 'The producer failed.')); // exit() there ends only the thread
+  await worker.warmed;
+
+  const start = monotonicMs();
+  producer.postMessage('start');
+  await worker.finished;
   const seconds = (monotonicMs() - start) / 1000;
-  clearInterval(watch);
-  await worker.close(); // lets running handlers end, so that late duplicates count
-  return { seconds, handled, duplicates };
+  return { seconds, ...(await worker.close()) };
 }
 
 // ---- modes ----
@@ -226,21 +255,53 @@ async function throughput(options) {
 async function latency(options) {
   const tasks = options.rate * options.seconds;
   const waits = [];
-  const { handled } = await produceAndWork(options, tasks, (task) => waits.push(monotonicMs() - task.at));
+  const { handled } = await produceAndWork(options, tasks, (task) => void waits.push(monotonicMs() - task.at));
+  return [summary(waits), handled === tasks];
+}
+
+function summary(waits) {
   waits.sort((a, b) => a - b);
-  const result = {
+  return {
     tasks: waits.length,
     p50_ms: percentile(waits, 0.5),
     p99_ms: percentile(waits, 0.99),
     max_ms: percentile(waits, 1),
   };
-  return [result, handled === tasks];
+}
+
+// The queue is full before the worker starts. The clock runs from the first
+// handler to the last.
+async function drain(options) {
+  const { tasks } = options;
+  const queue = await openQueue(options);
+  const payload = payloads(options);
+  await queue.addBulk(Array.from({ length: WARM_UP }, () => ({ name: 'noop', data: payload(-1) })));
+  await addAll(queue, { ...options, batch: FILL_BATCH }, 1);
+  let first, last;
+  const worker = await startWorker(options, tasks, () => {
+    last = monotonicMs();
+    first ??= last;
+  });
+  await worker.finished;
+  const { handled, duplicates } = await worker.close();
+  return [{ tasks, seconds: round((last - first) / 1000), handled, duplicates }, handled === tasks && duplicates === 0];
+}
+
+// How long an idle worker takes to start a task.
+async function pickup(options) {
+  const { tasks } = options;
+  const waits = [];
+  const { handled } = await produceAndWork(options, tasks, (task) => {
+    waits.push(monotonicMs() - task.at);
+    return 'handled';
+  });
+  return [summary(waits), handled === tasks];
 }
 
 async function delayed(options) {
   const { tasks } = options;
   const lateness = [];
-  const { handled } = await produceAndWork(options, tasks, (task) => lateness.push(wallMs() - task.at));
+  const { handled } = await produceAndWork(options, tasks, (task) => void lateness.push(wallMs() - task.at));
   lateness.sort((a, b) => a - b);
   const result = {
     tasks: lateness.length,
@@ -263,7 +324,7 @@ if (isMainThread) {
   const options = readArguments(process.argv.slice(2));
   // A queue of its own for each run: what an earlier run left is not counted.
   options.queue = `bench-${options.mode}-${Date.now()}`;
-  const [result, complete] = await { throughput, latency, delayed, fill }[options.mode](options);
+  const [result, complete] = await { throughput, latency, delayed, drain, pickup, fill }[options.mode](options);
   console.log(JSON.stringify({ peer: 'bullmq', mode: options.mode, ...result }));
   if (!complete) fail(1, 'Not every task was handled exactly once.');
   process.exit(0); // do not wait for idle connections

@@ -1,7 +1,7 @@
 -- All that is known of a task, in one look.
 --
 -- ARGV[3] id, or an id that a raw producer sent for the same work
--- RETURNS {} or {'live', id, token, payload, meta, due ms or '', {x fields}, replayed as or ''}
+-- RETURNS {} or {'live', id, token, payload, meta, due ms or '', {x fields}, progress or ''}
 --   or {'done', id, status letter, {result fields}, '', '', payload of the dead letter or '', replayed as or ''}
 local id = ARGV[3]
 local token, finished = call('HGET', LIVE, id), call('HGET', P .. 'done', id)
@@ -27,7 +27,8 @@ if token then
     end
     due = call('ZSCORE', P .. (t[1] == 'S' and 'delayed' or 'retrying'), id) or ''
   end
-  return { 'live', id, token, payload, meta, due, call('HGETALL', P .. 'x:' .. id), '' }
+  return { 'live', id, token, payload, meta, due, call('HGETALL', P .. 'x:' .. id),
+    call('HGET', P .. 'progress', id) or '' }
 end
 if not finished then
   return {}

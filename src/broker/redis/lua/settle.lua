@@ -129,6 +129,9 @@ end
 if succeeded > 0 then
   call('HDEL', LIVE, unpack(gone))
   call('HSET', P .. 'done', unpack(done))
+  if not ordinary then
+    call('HDEL', P .. 'progress', unpack(gone))
+  end
   if #extras > 0 then
     call('DEL', unpack(extras))
   end

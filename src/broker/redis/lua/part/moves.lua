@@ -128,6 +128,7 @@ local function finish(id, t, token, letter, status, err, code, dlq_id, meta)
   local message = call('XADD', KEYS[3], '*', 'task_id', id, 'tool_name', t[10], 'status', status, 'error', err,
     'error_code', code, 'dlq_id', dlq_id, 'retry_count', t[7], 'finished_at', now_text, 'token', token, 'meta', meta)
   call('HSET', P .. 'done', id, letter .. message)
+  call('HDEL', P .. 'progress', id)
   release_key(id, letter, t[12], t[13])
   answer_aliases(id, message)
 end

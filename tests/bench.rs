@@ -1,0 +1,74 @@
+//! `windlass bench` measures, checks what it measured, and prints it.
+//!
+//! The numbers here mean nothing: the runs are as short as they can be.
+
+mod support;
+
+use std::process::Stdio;
+
+use serde_json::Value;
+use support::servers::Flavor;
+use tokio::process::Command;
+
+/// Runs it without peers and with little to do; returns what it printed.
+async fn bench(arguments: &[&str]) -> String {
+    let small = ["--tasks", "300", "--seconds", "1", "--memory-tasks", "500", "--scale-tasks", "1000"];
+    let smaller = ["--delayed-tasks", "100", "--idle-queues", "40"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
+    command.args(["bench", "--quick", "--no-peers"]).args(small).args(smaller).args(arguments);
+    command.arg("--redis-server").arg(Flavor::Redis70.binary());
+    let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await.expect("it starts");
+    assert!(output.status.success(), "it failed: {}", String::from_utf8_lossy(&output.stderr));
+    let progress = String::from_utf8_lossy(&output.stderr);
+    assert!(progress.contains("[1/"), "it says how far it is: {progress}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Runs some measurements; returns the names of their rows.
+async fn measure(only: &str) -> Vec<String> {
+    let report: Value = serde_json::from_str(&bench(&["--only", only, "-o", "json"]).await).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    for row in rows {
+        let median = &row["values"]["windlass"]["median"];
+        assert!(median.as_f64().is_some_and(|median| median >= 0.0), "every row has our number: {row}");
+    }
+    rows.iter().map(|row| row["measure"].as_str().expect("a name").to_owned()).collect()
+}
+
+/// One row begins like each of these, and every measurement tells what was slow.
+fn check(rows: &[String], beginnings: &[&str]) {
+    for beginning in beginnings.iter().chain(&["commands over 2 ms"]) {
+        assert!(rows.iter().any(|row| row.starts_with(beginning)), "no row begins with {beginning:?}: {rows:#?}");
+    }
+}
+
+#[tokio::test]
+async fn throughput_and_pick_up_are_measured() {
+    let rows = measure("throughput,latency").await;
+    check(&rows, &["end to end, single", "Redis CPU, batches of 100", "commands sent, batches of 10", "pick-up at"]);
+}
+
+#[tokio::test]
+async fn delayed_tasks_are_measured_with_and_without_a_leader() {
+    let rows = measure("delayed").await;
+    check(&rows, &["100 tasks due over 3 s, lateness p99", "100 tasks due over 3 s, no leader, lateness p99"]);
+}
+
+#[tokio::test]
+async fn memory_and_scale_are_measured() {
+    let rows = measure("memory,scale").await;
+    check(&rows, &["memory, queued, bytes/task", "enqueue, Redis CPU, 1,000 queued", "claim of nothing"]);
+}
+
+#[tokio::test]
+async fn idle_queues_are_measured_in_a_process_of_their_own() {
+    let rows = measure("idle").await;
+    check(&rows, &["40 idle queues, memory", "40 idle queues, CPU", "40 idle queues, commands run"]);
+}
+
+#[tokio::test]
+async fn the_table_says_which_bare_commands_are_judged() {
+    let table = bench(&["--only", "throughput"]).await;
+    assert!(table.contains("| measure ") && table.contains("| bare, variadic |"), "{table}");
+    assert!(table.contains("the budget is judged on it"), "{table}");
+}

@@ -1,0 +1,125 @@
+//! A handler that has lost its task changes nothing any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::Notify;
+use windlass::broker::Broker;
+use windlass::protocol::policy::Mode;
+use windlass::worker::CancelReason;
+use windlass::{Outcome, State, TaskContext};
+
+use super::ground::{Does, Ground, hasty, options};
+use crate::support::servers::Wait;
+
+/// closes: late rescue overwrites a completion (river#1302, rq#2424); live work is stolen (taskiq-redis#101)
+#[tokio::test]
+async fn a_handler_that_outlives_its_lease_never_overwrites_a_newer_claim() {
+    let ground = Ground::new(hasty()).await;
+    let (go_on, reasons) = (Arc::new(Notify::new()), tokio::sync::mpsc::unbounded_channel());
+    let (waiting, (tell, mut told)) = (go_on.clone(), reasons);
+    let slow = ground.work(
+        Does(move |task: TaskContext| {
+            let (waiting, tell) = (waiting.clone(), tell.clone());
+            async move {
+                tell.send(task.cancelled().await).expect("the test listens");
+                // Deaf to it: it ends when the test says so.
+                waiting.notified().await;
+                Outcome::result(json!("late"))
+            }
+        }),
+        options(1),
+    );
+    let id = ground.add(1).await.remove(0);
+    slow.until_running(1).await;
+    // Somebody says that the worker is gone, while it is not.
+    let reason = windlass::protocol::state::RetryReason::PodGone;
+    let taken = ground.broker.reclaim_from(&slow.id, reason).await.expect("answered");
+    assert_eq!(taken.requeued, [id.clone()]);
+    let fresh = ground.work(Does(|_| async { Outcome::result(json!("fresh")) }), options(1));
+    let done = ground.until(&id, State::Succeeded).await;
+    assert_eq!(told.recv().await, Some(CancelReason::LeaseLost), "a heartbeat noticed");
+    go_on.notify_one();
+    slow.until_running(0).await;
+    let summary = slow.drain().await;
+    assert_eq!((summary.settled, summary.refused), (0, 1));
+    assert_eq!(ground.view(&id).await, done, "nothing changed");
+    assert_eq!(done.result.expect("a result").as_str(), r#""fresh""#);
+    fresh.drain().await;
+}
+
+#[tokio::test]
+async fn a_long_handler_keeps_its_lease_by_heartbeats() {
+    let ground = Ground::new(hasty()).await;
+    let worker = ground.work(
+        Does(|task: TaskContext| async move {
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs(5)) => Outcome::success(),
+                reason = task.cancelled() => Outcome::permanent("stopped", format!("{reason:?}")),
+            }
+        }),
+        options(3),
+    );
+    let ids = ground.add(3).await;
+    worker.until_running(3).await;
+    while worker.handle.health().running() > 0 {
+        let reclaimed = ground.broker.reclaim(Default::default()).await.expect("answered");
+        assert!(reclaimed.requeued.is_empty(), "more than three times its visibility timeout, and it is still its own");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for id in &ids {
+        assert_eq!(ground.until(id, State::Succeeded).await.crash_count, 0);
+    }
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_pause_and_its_end_reach_a_worker_without_a_restart() {
+    let ground = Ground::new(hasty()).await;
+    let worker = ground.work(Does(|_| async { Outcome::success() }), options(4));
+    ground.add(10).await;
+    ground.until_finished(10).await;
+    ground.set(|policy| policy.mode = Mode::Paused).await;
+    ground.add(10).await;
+    // Long enough for it to have looked twice, had it been allowed to.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(ground.counts().await.finished, 10);
+    ground.set(|policy| policy.mode = Mode::Running).await;
+    ground.until_finished(20).await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_new_heartbeat_period_and_a_new_timeout_reach_a_worker_without_a_restart() {
+    let ground = Ground::new(hasty()).await;
+    let worker = ground.work(
+        Does(|task: TaskContext| async move {
+            let deadline = task.deadline().map(|at| at.saturating_duration_since(tokio::time::Instant::now()));
+            Outcome::result(json!(deadline.map_or(0, |left| left.as_secs_f64().round() as u64)))
+        }),
+        options(1),
+    );
+    ground
+        .set(|policy| {
+            policy.visibility_timeout = Duration::from_secs(600);
+            policy.heartbeat_period = Duration::from_secs(200);
+            policy.timeout = Some(Duration::from_secs(100));
+        })
+        .await;
+    let mut wait = Wait::new("the new timeout".to_owned());
+    loop {
+        let id = ground.add(1).await.remove(0);
+        let done = ground.until(&id, State::Succeeded).await.result.expect("a result");
+        if done.as_str() == "100" {
+            break;
+        }
+        wait.again(done.as_str()).await;
+    }
+    let beat = || async { ground.broker.workers().await.expect("answered").remove(0).heartbeat_at };
+    // The beat that brought the policy was the last for long.
+    let before = beat().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(beat().await, before, "seven heartbeats of the old period");
+    worker.drain().await;
+}

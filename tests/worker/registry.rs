@@ -1,0 +1,143 @@
+//! Who workers say they are, how they wait, and what they show.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::registry::Registry;
+use windlass::broker::Broker;
+use windlass::worker::{WorkerPlace, probes};
+use windlass::{Outcome, State, Worker, WorkerOptions};
+
+use super::ground::{Does, Ground, broker_at, hasty, options};
+use crate::support::servers::Wait;
+use windlass::protocol::policy::Policy;
+
+fn in_pod(uid: &str, container: &str) -> WorkerOptions {
+    let place = WorkerPlace {
+        host: "node".to_owned(),
+        pod: Some("emailers-7".to_owned()),
+        pod_uid: Some(uid.to_owned()),
+        container: Some(container.to_owned()),
+    };
+    WorkerOptions { place, ..options(5) }
+}
+
+/// closes: a reused worker id blocks recovery (apalis#507); a killed container restarts under the same pod UID
+#[tokio::test]
+async fn a_restarted_container_takes_its_predecessors_tasks_over_at_once() {
+    let ground = Ground::new(Policy::default()).await;
+    let ids = ground.add(5).await;
+    let first = ground.work(Does(|_| std::future::pending()), in_pod("uid-1", "main"));
+    first.until_running(5).await;
+    let other_place = ground.work(Does(|_| std::future::pending()), in_pod("uid-1", "other"));
+    let first_id = first.id.clone();
+    assert!(first_id.as_str().starts_with("emailers-7-"));
+    first.crash().await;
+    let second = ground.work(Does(|_| async { Outcome::success() }), in_pod("uid-1", "main"));
+    assert_ne!(second.id, first_id);
+    ground.until_finished(5).await;
+    for id in &ids {
+        let view = ground.view(id).await;
+        assert_eq!((view.state, view.crash_count), (State::Succeeded, 1), "long before its lease expired");
+    }
+    let known: Vec<_> =
+        ground.broker.workers().await.expect("answered").into_iter().map(|known| known.info.id).collect();
+    assert!(known.contains(&second.id) && known.contains(&other_place.id) && !known.contains(&first_id), "{known:?}");
+    second.drain().await;
+    other_place.drain().await;
+}
+
+#[tokio::test]
+async fn a_worker_claims_only_what_it_can_do() {
+    let ground = Ground::new(hasty()).await;
+    let capabilities = windlass::protocol::names::Capabilities::of(["mail".parse().expect("a type")]).expect("few");
+    let mailer = WorkerOptions { capabilities, ..options(5) };
+    let worker = ground.work(Does(|_| async { Outcome::success() }), mailer);
+    let other = ground.add(3).await;
+    let mail = windlass::NewTask::new("mail".parse().expect("a type"), serde_json::json!({}));
+    let mail = ground.add_one(mail).await;
+    ground.until(&mail, State::Succeeded).await;
+    for id in &other {
+        assert_eq!(ground.view(id).await.state, State::Queued);
+    }
+    let told = ground.broker.workers().await.expect("answered").remove(0).info;
+    assert_eq!((told.types.len(), told.pid, told.version.as_str()), (1, std::process::id(), env!("CARGO_PKG_VERSION")));
+    worker.drain().await;
+}
+
+/// Idle workers sleep: a look every few seconds in case a bell was lost, and a heartbeat.
+#[tokio::test]
+async fn idle_workers_do_not_poll() {
+    let ground = Ground::new(Policy::default()).await;
+    let workers: Vec<_> = (0..20).map(|_| ground.work(Does(|_| async { Outcome::success() }), options(10))).collect();
+    let mut wait = Wait::new("all workers to register".to_owned());
+    while ground.counts().await.workers < 20 {
+        wait.again("not yet").await;
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let calls = || async {
+        let info: String = ground.server.query(&["INFO", "commandstats"]).await;
+        let of = |name: &str| -> u64 {
+            let line = info.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:calls=")));
+            let number = line.and_then(|line| line.split(['=', ',']).nth(1)).unwrap_or("0");
+            number.trim().parse().expect("a number")
+        };
+        of("evalsha") + of("xreadgroup") + of("eval")
+    };
+    let before = calls().await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let made = calls().await - before;
+    // Twenty workers that sleep 2 to 5 s wake at most 3 times in 6 s: a read and a claim each, and what the claim runs.
+    assert!(made <= 20 * 3 * 2 + 20, "{made} calls in 6 s by 20 idle workers");
+    ground.add(40).await;
+    ground.until_finished(40).await;
+    for worker in workers {
+        worker.handle.drain();
+        worker.end().await;
+    }
+}
+
+#[tokio::test]
+async fn probes_tell_how_a_worker_is() {
+    let ground = Ground::new(hasty()).await;
+    let broker = Arc::new(broker_at(&ground.server.url(), &ground.name));
+    let handler = Does(|_| async { Outcome::success() });
+    let worker = Worker::new(ground.name.clone(), broker, handler, options(2)).expect("usable options");
+    let (handle, mut registry) = (worker.handle(), Registry::default());
+    worker.metrics().register(&mut registry);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let server = tokio::spawn(probes::serve(listener, handle.clone(), Arc::new(registry)));
+    let get = |page: &'static str| async move { get(address, page).await };
+
+    let (status, _) = get("/readyz").await;
+    assert_eq!(status, 503, "it does not run yet");
+    assert_eq!(get("/livez").await.0, 200);
+    let running = tokio::spawn(worker.run());
+    ground.add(3).await;
+    ground.until_finished(3).await;
+    assert_eq!(get("/readyz").await, (200, "ok\n".to_owned()));
+    let (status, text) = get("/metrics").await;
+    assert_eq!(status, 200);
+    for line in ["windlass_worker_claimed_total 3", r#"windlass_worker_settled_total{answer="succeeded"} 3"#] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+    assert!(text.contains("windlass_worker_handler_seconds_count 3"), "{text}");
+    handle.drain();
+    running.await.expect("it does not panic").expect("it ends well");
+    assert_eq!(get("/readyz").await.0, 503);
+    server.abort();
+}
+
+/// A page, over HTTP/1.1 as plain as it gets.
+async fn get(address: std::net::SocketAddr, page: &str) -> (u16, String) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(address).await.expect("the probes are served");
+    let request = format!("GET {page} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("the request is sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("an answer");
+    let status = text.split(' ').nth(1).and_then(|word| word.parse().ok()).expect("a status");
+    let body = text.split_once("\r\n\r\n").expect("a body").1;
+    (status, body.to_owned())
+}
