@@ -108,6 +108,10 @@ fn plan(name: &PoolName, manifest: &PoolManifest, surroundings: &Surroundings) -
     if !process.left_out.is_empty() {
         remarks.push(format!("on this machine, without a container: {} have no effect", process.left_out.join(", ")));
     }
+    if spec.template.spec.containers.len() > 1 {
+        let name = container.map_or("the first", |container| container.name.as_str());
+        remarks.push(format!("of the pod's containers only {name} counts here"));
+    }
     let recipe = Cook { name, manifest, surroundings, process: &process };
     match spec.handler.type_ {
         HandlerType::Exec => {
@@ -163,6 +167,8 @@ impl Cook<'_> {
         let mut command = vec![
             self.surroundings.household.program.display().to_string(),
             "worker".to_owned(),
+            "-q".to_owned(),
+            self.manifest.queue.to_string(),
             "--concurrency".to_owned(),
             spec.concurrency.to_string(),
             "--drain-timeout".to_owned(),

@@ -39,13 +39,19 @@ impl RedisServer {
         let program = find()?;
         let folder = data.join("redis");
         end_leftover(data, &folder, household).await?;
-        let port = choose_port(data).await?;
-        let keeper = Keeper::new("redis".to_owned(), household.clone());
-        keeper.run(recipe(&program, &folder, port, data));
-        let server = Self { keeper, port, program };
-        server.wait_until_ready(&folder).await?;
-        std::fs::write(data.join(PORT), port.to_string()).context("the port of Redis cannot be written")?;
-        Ok(server)
+        loop {
+            let port = choose_port(data).await?;
+            let keeper = Keeper::new("redis".to_owned(), household.clone());
+            keeper.run(recipe(&program, &folder, port, data));
+            let server = Self { keeper, port, program: program.clone() };
+            match server.wait_until_ready(&folder).await? {
+                Start::Ready => {
+                    std::fs::write(data.join(PORT), port.to_string()).context("the port of Redis cannot be written")?;
+                    return Ok(server);
+                }
+                Start::PortTaken => server.stop().await,
+            }
+        }
     }
 
     /// Where it is.
@@ -58,9 +64,14 @@ impl RedisServer {
         self.keeper.leave().await;
     }
 
-    async fn wait_until_ready(&self, folder: &Path) -> Result<()> {
+    async fn wait_until_ready(&self, folder: &Path) -> Result<Start> {
         let began = Instant::now();
         while !is_ours(self.port, folder).await {
+            if self.keeper.deaths() > 0 && TcpListener::bind(("127.0.0.1", self.port)).await.is_err() {
+                // It may have come up again by now; else somebody was faster.
+                let ours = is_ours(self.port, folder).await;
+                return Ok(if ours { Start::Ready } else { Start::PortTaken });
+            }
             if self.keeper.deaths() >= MOST_DEATHS || began.elapsed() > START_LIMIT {
                 let log = std::fs::read_to_string(folder.join(LOG)).unwrap_or_default();
                 let lines: Vec<&str> = log.lines().collect();
@@ -69,8 +80,15 @@ impl RedisServer {
             }
             tokio::time::sleep(POLL).await;
         }
-        Ok(())
+        Ok(Start::Ready)
     }
+}
+
+/// How a start went.
+enum Start {
+    Ready,
+    /// Somebody else took the port between our look and the server's.
+    PortTaken,
 }
 
 const PORT: &str = "redis.port";
