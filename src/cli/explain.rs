@@ -267,6 +267,7 @@ mod tests {
             error_code: None,
             dlq_id: None,
             replayed_as: None,
+            progress: None,
         }
     }
 
