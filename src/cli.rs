@@ -21,6 +21,7 @@ mod progress;
 mod queue;
 mod task;
 pub mod units;
+mod worker;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -64,6 +65,8 @@ pub enum Command {
     //DLQ Dlq(dlq::Args),
     /// Show what happened, from the event log.
     Events(events::Args),
+    /// Run the tasks of a queue with a program, or by posting them to an address.
+    Worker(worker::Args),
     /// Check a live queue against the protocol: RP-001 to RP-005 and the acceptance criteria.
     Conformance(conformance::Args),
     /// Measure the broker beside bare Redis commands, BullMQ and asynq.
@@ -89,7 +92,10 @@ pub enum Command {
 impl Command {
     /// How much the role logs where nothing else was asked for.
     fn verbosity(&self) -> Verbosity {
-        Verbosity::Command
+        match self {
+            Command::Worker(_) => Verbosity::Service,
+            _ => Verbosity::Command,
+        }
     }
 
     async fn run(self) -> Result<(), CliError> {
@@ -98,6 +104,7 @@ impl Command {
             Command::Queue(args) => queue::run(args).await,
             //DLQ Command::Dlq(args) => dlq::run(args).await,
             Command::Events(args) => events::run(args).await,
+            Command::Worker(args) => worker::run(args).await,
             Command::Conformance(args) => conformance::run(args).await,
             Command::Bench(args) => Ok(bench::run(args).await?),
             Command::Crd(args) => Ok(crd::run(&args)?),

@@ -32,7 +32,7 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 pub use self::context::{CancelReason, TaskContext};
-pub use self::foreign::UnusableHandler;
+pub use self::foreign::{ResultBound, UnusableHandler};
 pub use self::health::WorkerHealth;
 pub use self::metrics::WorkerMetrics;
 pub use self::once::{EFFECT_IN_DOUBT, EffectError, OnceError};
