@@ -12,7 +12,7 @@ mod conformance;
 pub mod connection;
 mod crd;
 mod dev;
-//DLQ mod dlq;
+mod dlq;
 pub mod error;
 mod events;
 mod explain;
@@ -61,8 +61,8 @@ pub enum Command {
     Task(task::Args),
     /// See, watch, pause and resume queues.
     Queue(queue::Args),
-    //DLQ /// Read, replay and discard dead letters.
-    //DLQ Dlq(dlq::Args),
+    /// Read, replay and discard dead letters.
+    Dlq(dlq::Args),
     /// Show what happened, from the event log.
     Events(events::Args),
     /// Run the tasks of a queue with a program, or by posting them to an address.
@@ -102,7 +102,7 @@ impl Command {
         match self {
             Command::Task(args) => task::run(args).await,
             Command::Queue(args) => queue::run(args).await,
-            //DLQ Command::Dlq(args) => dlq::run(args).await,
+            Command::Dlq(args) => dlq::run(args).await,
             Command::Events(args) => events::run(args).await,
             Command::Worker(args) => worker::run(args).await,
             Command::Conformance(args) => conformance::run(args).await,

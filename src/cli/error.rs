@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use crate::broker::BrokerError;
+use crate::dead_letters::DeadLettersError;
 use crate::event_log::EventLogError;
 
 /// What a script can tell apart.
@@ -101,6 +102,16 @@ impl From<EventLogError> for CliError {
             _ => Kind::Failed,
         };
         Self { kind, sentence: error.to_string() }
+    }
+}
+
+impl From<DeadLettersError> for CliError {
+    fn from(error: DeadLettersError) -> Self {
+        match error {
+            DeadLettersError::Invalid(sentence) => Self::usage(sentence),
+            DeadLettersError::Broker(error) => error.into(),
+            DeadLettersError::EventLog(error) => error.into(),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `windlass task`: enqueue, see, cancel, await and explain tasks.
 
 mod enqueue;
-mod input;
+pub(super) mod input;
 pub(super) mod view;
 
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! The four acceptance criteria of the task-queue protocol.
 
+use futures::future::{BoxFuture, join_all};
+
 use super::Check;
 use super::replays::{ended, to_the_dead_letters, unseen};
 use super::stage::{Case, LOST_TYPE, Seen, Stage};
@@ -10,8 +12,9 @@ use crate::protocol::state::State::*;
 
 /// Checks all criteria side by side.
 pub(super) async fn play(stage: &Stage) -> Vec<Check> {
-    let (one, two, three, four) = tokio::join!(first(stage), second(stage), third(stage), fourth(stage));
-    vec![one, two, three, four]
+    let all: [BoxFuture<'_, Check>; 4] =
+        [Box::pin(first(stage)), Box::pin(second(stage)), Box::pin(third(stage)), Box::pin(fourth(stage))];
+    join_all(all).await
 }
 
 async fn first(stage: &Stage) -> Check {

@@ -1,5 +1,7 @@
 //! RP-001 to RP-005: the frozen state machine, replayed.
 
+use futures::future::{BoxFuture, join_all};
+
 use super::Check;
 use super::stage::{Case, Seen, Stage, transient};
 use crate::broker::{Outcome, Settled};
@@ -30,9 +32,14 @@ pub(super) fn ended(mut check: Check, outcome: Seen<String>) -> Check {
 
 /// Plays all replays side by side.
 pub(super) async fn play(stage: &Stage) -> Vec<Check> {
-    let (one, two, three, four, five) =
-        tokio::join!(rp_001(stage), rp_002(stage), rp_003(stage), rp_004(stage), rp_005(stage));
-    vec![one, two, three, four, five]
+    let all: [BoxFuture<'_, Check>; 5] = [
+        Box::pin(rp_001(stage)),
+        Box::pin(rp_002(stage)),
+        Box::pin(rp_003(stage)),
+        Box::pin(rp_004(stage)),
+        Box::pin(rp_005(stage)),
+    ];
+    join_all(all).await
 }
 
 async fn rp_001(stage: &Stage) -> Check {

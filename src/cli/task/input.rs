@@ -50,7 +50,7 @@ fn invite(what: &str) {
 }
 
 /// The payload that an argument names: JSON, `@FILE`, or `-` for standard input.
-pub(super) async fn payload(word: &str, limit: u64) -> Result<Payload, CliError> {
+pub(in crate::cli) async fn payload(word: &str, limit: u64) -> Result<Payload, CliError> {
     let (text, place) = match word.strip_prefix('@') {
         Some(path) => (read_whole(open(path)?, path, limit)?, format!("the file {path}")),
         None if word == "-" => {

@@ -42,6 +42,9 @@ pub(in crate::cli) struct TaskOut<'a> {
     due_at: Option<Timestamp>,
     worker: Option<&'a WorkerId>,
     retry_reason: Option<RetryReason>,
+    /// How far it is, while it runs; left out where it never said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<Box<RawValue>>,
     result: Option<Box<RawValue>>,
     error: Option<&'a str>,
     error_code: Option<&'a str>,
@@ -78,6 +81,7 @@ impl<'a> TaskOut<'a> {
             due_at: task.due_at,
             worker: task.worker.as_ref(),
             retry_reason: task.retry_reason,
+            progress: task.progress.as_ref().map(json_of),
             result: task.result.as_ref().map(json_of),
             error: task.error.as_deref(),
             error_code: task.error_code.as_deref(),
@@ -122,6 +126,7 @@ pub(in crate::cli) fn facts(task: &TaskOut<'_>) -> String {
     facts.maybe("Dead letter", task.dlq_id);
     facts.maybe("Replay of", task.replay_of);
     facts.maybe("Replayed as", task.replayed_as);
+    facts.maybe("Progress", text(&task.progress));
     facts.maybe("Payload", text(&task.payload));
     facts.maybe("Result", text(&task.result));
     facts.shown()
