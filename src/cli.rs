@@ -11,6 +11,7 @@
 mod conformance;
 pub mod connection;
 mod crd;
+mod dev;
 mod dlq;
 pub mod error;
 mod events;
@@ -72,6 +73,11 @@ pub enum Command {
     Bench(bench::Args),
     /// Print the CustomResourceDefinitions as YAML.
     Crd(crd::Args),
+    /// Run TaskQueues and WorkerPools on this machine, with no Kubernetes.
+    Dev(dev::Args),
+    /// Run a program that ends when standard input closes.
+    #[command(hide = true)]
+    Guard(crate::dev::guard::Args),
     /// Print a completion script for a shell.
     #[command(after_help = "Examples:\n  \
         windlass completion bash > /etc/bash_completion.d/windlass\n  \
@@ -102,6 +108,8 @@ impl Command {
             Command::Conformance(args) => conformance::run(args).await,
             Command::Bench(args) => Ok(bench::run(args).await?),
             Command::Crd(args) => Ok(crd::run(&args)?),
+            Command::Dev(args) => Ok(dev::run(args).await?),
+            Command::Guard(args) => Ok(crate::dev::guard::run(args).await?),
             Command::Completion { shell } => complete(shell),
         }
     }
