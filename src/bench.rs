@@ -28,6 +28,7 @@ mod stats;
 mod throughput;
 mod windlass;
 mod wire;
+mod worker;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -84,6 +85,7 @@ impl Bench {
             Measurement::Memory => memory::measure(self).await,
             Measurement::Scale => scale::measure(self).await,
             Measurement::Idle => idle::measure(self).await,
+            Measurement::Worker => worker::measure(self).await,
         }
     }
 
@@ -95,6 +97,7 @@ impl Bench {
             Measurement::Memory => memory::steps(self),
             Measurement::Scale => scale::steps(self),
             Measurement::Idle => idle::steps(self),
+            Measurement::Worker => worker::steps(self),
         }
     }
 }
@@ -110,6 +113,7 @@ fn notes(what: Measurement) -> &'static [&'static str] {
         Measurement::Throughput => &throughput::NOTES,
         Measurement::Delayed => &delayed::NOTES,
         Measurement::Idle => &idle::NOTES,
+        Measurement::Worker => &worker::NOTES,
         Measurement::Latency | Measurement::Memory | Measurement::Scale => &[],
     }
 }
@@ -155,7 +159,7 @@ async fn measure(args: Args, machine: Machine, pinning: Pinning) -> Result<Repor
         versions,
         settings: settings.sentence(),
         rows: Vec::new(),
-        notes: wanted.iter().flat_map(|what| notes(*what)).copied().collect(),
+        notes: wanted.iter().flat_map(|what| notes(*what)).chain(&slow_log::NOTES).copied().collect(),
     };
     let mut bench = Bench { settings, server, peers, slowest_single: None, step: 0, steps: 0 };
     bench.steps = wanted.iter().map(|what| bench.steps_of(*what)).sum();

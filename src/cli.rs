@@ -11,6 +11,7 @@
 mod conformance;
 pub mod connection;
 mod crd;
+mod dev;
 mod dlq;
 pub mod error;
 mod events;
@@ -20,6 +21,7 @@ mod progress;
 mod queue;
 mod task;
 pub mod units;
+mod worker;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -63,12 +65,19 @@ pub enum Command {
     Dlq(dlq::Args),
     /// Show what happened, from the event log.
     Events(events::Args),
+    /// Run the tasks of a queue with a program, or by posting them to an address.
+    Worker(worker::Args),
     /// Check a live queue against the protocol: RP-001 to RP-005 and the acceptance criteria.
     Conformance(conformance::Args),
     /// Measure the broker beside bare Redis commands, BullMQ and asynq.
     Bench(bench::Args),
     /// Print the CustomResourceDefinitions as YAML.
     Crd(crd::Args),
+    /// Run TaskQueues and WorkerPools on this machine, with no Kubernetes.
+    Dev(dev::Args),
+    /// Run a program that ends when standard input closes.
+    #[command(hide = true)]
+    Guard(crate::dev::guard::Args),
     /// Print a completion script for a shell.
     #[command(after_help = "Examples:\n  \
         windlass completion bash > /etc/bash_completion.d/windlass\n  \
@@ -83,7 +92,10 @@ pub enum Command {
 impl Command {
     /// How much the role logs where nothing else was asked for.
     fn verbosity(&self) -> Verbosity {
-        Verbosity::Command
+        match self {
+            Command::Worker(_) => Verbosity::Service,
+            _ => Verbosity::Command,
+        }
     }
 
     async fn run(self) -> Result<(), CliError> {
@@ -92,9 +104,12 @@ impl Command {
             Command::Queue(args) => queue::run(args).await,
             Command::Dlq(args) => dlq::run(args).await,
             Command::Events(args) => events::run(args).await,
+            Command::Worker(args) => worker::run(args).await,
             Command::Conformance(args) => conformance::run(args).await,
             Command::Bench(args) => Ok(bench::run(args).await?),
             Command::Crd(args) => Ok(crd::run(&args)?),
+            Command::Dev(args) => Ok(dev::run(args).await?),
+            Command::Guard(args) => Ok(crate::dev::guard::run(args).await?),
             Command::Completion { shell } => complete(shell),
         }
     }

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod conformance;
 pub mod crd;
 pub mod dead_letters;
+pub mod dev;
 pub mod event_log;
 pub mod maintenance;
 mod producer;

@@ -22,6 +22,7 @@ mod metrics;
 mod once;
 mod options;
 pub mod probes;
+mod pulse;
 mod runtime;
 mod slots;
 mod verdict;
@@ -32,7 +33,7 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 pub use self::context::{CancelReason, TaskContext};
-pub use self::foreign::UnusableHandler;
+pub use self::foreign::{ResultBound, UnusableHandler};
 pub use self::health::WorkerHealth;
 pub use self::metrics::WorkerMetrics;
 pub use self::once::{EFFECT_IN_DOUBT, EffectError, OnceError};
@@ -203,6 +204,7 @@ impl Worker {
             return Ok(WorkerSummary::default());
         };
         let health = handle.health.clone();
+        let _pulse = pulse::Pulse::watch(health.clone());
         let parts = Parts { home, handler, options, info, health, metrics, drain, policy };
         Ok(Runtime::new(parts).run().await)
     }

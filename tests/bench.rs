@@ -67,6 +67,20 @@ async fn idle_queues_are_measured_in_a_process_of_their_own() {
 }
 
 #[tokio::test]
+async fn workers_are_measured() {
+    let rows = measure("worker").await;
+    check(
+        &rows,
+        &[
+            "worker, 1 handler, from",
+            "worker, 10 handlers, queue full",
+            "worker, 100 handlers, from",
+            "pick-up by an idle",
+        ],
+    );
+}
+
+#[tokio::test]
 async fn the_table_says_which_bare_commands_are_judged() {
     let table = bench(&["--only", "throughput"]).await;
     assert!(table.contains("| measure ") && table.contains("| bare, variadic |"), "{table}");

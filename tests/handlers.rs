@@ -6,8 +6,10 @@ mod support;
 
 mod handlers {
     mod api;
+    mod command;
     mod exec;
     mod ground;
     mod groups;
     mod http;
+    mod init;
 }

@@ -67,6 +67,13 @@ pub(super) fn process_usage(pid: u32) -> Option<ProcessUsage> {
     })
 }
 
+/// How often a process had to leave its core though it could have gone on. The
+/// thread that it began with counts.
+pub(super) fn preemptions(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    field(&status, "nonvoluntary_ctxt_switches").and_then(|value| value.parse().ok()).unwrap_or(0)
+}
+
 fn resident_mebibytes(status: &str) -> Option<f64> {
     let kibibytes: f64 = field(status, "VmRSS")?.split_whitespace().next()?.parse().ok()?;
     Some(kibibytes / 1024.0)

@@ -29,14 +29,14 @@ struct Bytes {
 
 /// Steps that [`measure`] will report.
 pub(super) fn steps(bench: &Bench) -> usize {
-    (2 + if bench.peers.is_some() { 2 } else { 0 }) * bench.settings.runs
+    (2 + if bench.peers.is_some() { 2 } else { 0 }) * bench.settings.memory_runs
 }
 
 /// Measures.
 pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     let [mut plain, mut full, mut bullmq, mut asynq] = std::array::from_fn(|_| Bytes::default());
     let mut slow = SlowLog::default();
-    for run in 1..=bench.settings.runs {
+    for run in 1..=bench.settings.memory_runs {
         bench.progress(&format!("memory, run {run}: windlass"));
         own(bench, Dress::Plain, &mut plain, &mut slow).await.context("filling windlass failed")?;
         bench.progress(&format!("memory, run {run}: windlass with keys, tenants, traces and labels"));

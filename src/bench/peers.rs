@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -101,6 +102,14 @@ impl Peers {
         Ok(line.seconds)
     }
 
+    /// The same one task a call, with a worker of so many handlers.
+    pub(super) async fn whole_path(&self, peer: Peer, port: u16, load: Load, handlers: usize) -> Result<f64> {
+        let options = [("tasks", load.tasks), ("producers", load.in_flight), ("concurrency", handlers)];
+        let line = self.run(peer, "throughput", port, &options).await?;
+        line.all_done_once(peer, load.tasks)?;
+        Ok(line.seconds)
+    }
+
     /// How long tasks wait that come at an even rate.
     pub(super) async fn latency(
         &self,
@@ -122,6 +131,23 @@ impl Peers {
         let (delay, spread) = (delay.as_millis() as usize, spread.as_millis() as usize);
         let options = [("tasks", tasks), ("delay-ms", delay), ("spread-ms", spread), ("concurrency", concurrency)];
         let line = self.run(peer, "delayed", port, &options).await?;
+        ensure!(line.tasks == tasks, "{peer:?} did {} of {tasks} tasks", line.tasks);
+        Ok(line.waits())
+    }
+
+    /// Does tasks that are there already with a worker of so many handlers;
+    /// returns how many seconds passed between the first handler and the last.
+    pub(super) async fn drain(&self, peer: Peer, port: u16, tasks: usize, concurrency: usize) -> Result<f64> {
+        let line = self.run(peer, "drain", port, &[("tasks", tasks), ("concurrency", concurrency)]).await?;
+        line.all_done_once(peer, tasks)?;
+        Ok(line.seconds)
+    }
+
+    /// How long a task waits that an idle worker is sent. The next one comes
+    /// once or twice the pause after it was done.
+    pub(super) async fn pickup(&self, peer: Peer, port: u16, tasks: usize, pause: Duration) -> Result<Waits> {
+        let pause = pause.as_millis() as usize;
+        let line = self.run(peer, "pickup", port, &[("tasks", tasks), ("pause-ms", pause)]).await?;
         ensure!(line.tasks == tasks, "{peer:?} did {} of {tasks} tasks", line.tasks);
         Ok(line.waits())
     }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use tokio::process::Child;
 
 use super::info::{self, Usage};
-use super::machine::Pinning;
+use super::machine::{self, Pinning};
 use super::slow_log::{SLOW_MICROSECONDS, SlowLog};
 use super::wire::Wire;
 
@@ -20,6 +20,8 @@ pub(super) struct Server {
     /// Its name and version.
     pub(super) version: String,
     control: Wire,
+    /// How often it had been preempted when the slow log was emptied.
+    preemptions: u64,
 }
 
 impl Server {
@@ -48,7 +50,7 @@ impl Server {
         match connect(&mut child, port).await {
             Ok(mut control) => {
                 let version = info::version(control.call(&["INFO", "server"]).await?.text());
-                Ok(Self { child, port, version, control })
+                Ok(Self { child, port, version, control, preemptions: 0 })
             }
             Err(error) => {
                 let _ = child.start_kill();
@@ -83,13 +85,20 @@ impl Server {
     pub(super) async fn reset_slow_log(&mut self) -> Result<()> {
         self.control.call(&["CONFIG", "SET", "slowlog-log-slower-than", &SLOW_MICROSECONDS.to_string()]).await?;
         self.control.call(&["CONFIG", "SET", "slowlog-max-len", "10000"]).await?;
-        self.control.call(&["SLOWLOG", "RESET"]).await.map(drop)
+        self.control.call(&["SLOWLOG", "RESET"]).await?;
+        self.preemptions = self.preempted();
+        Ok(())
+    }
+
+    fn preempted(&self) -> u64 {
+        self.child.id().map_or(0, machine::preemptions)
     }
 
     /// What was slow since the reset.
     pub(super) async fn slow_log(&mut self) -> Result<SlowLog> {
         let log = self.control.call(&["SLOWLOG", "GET", "10000"]).await?;
-        Ok(SlowLog::read(&log, &format!(":{}", self.control.local_port()?)))
+        let preempted = self.preempted().saturating_sub(self.preemptions);
+        Ok(SlowLog::read(&log, &format!(":{}", self.control.local_port()?), preempted))
     }
 
     /// Counts the commands that clients send from now on.

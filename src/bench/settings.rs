@@ -94,6 +94,8 @@ pub enum Measurement {
     Scale,
     /// What looking after idle queues costs: memory, CPU, commands a second.
     Idle,
+    /// The library's worker with a handler that does nothing, beside the peers' workers.
+    Worker,
 }
 
 /// How the result is printed.
@@ -115,12 +117,21 @@ pub(super) struct Settings {
     /// Runs with delayed tasks: one takes more than a minute a system.
     pub(super) delayed_runs: usize,
     pub(super) dues: Dues,
+    /// Runs that measure memory: they hardly differ.
+    pub(super) memory_runs: usize,
     pub(super) memory_tasks: usize,
     pub(super) scale_tasks: usize,
     pub(super) idle_queues: usize,
     /// How long idle queues are left to themselves before anything is measured.
     pub(super) idle_rest: Duration,
     pub(super) idle_window: Duration,
+    /// Tasks for a worker with one handler, and for one with more.
+    pub(super) lone_worker_tasks: usize,
+    pub(super) worker_tasks: usize,
+    /// Tasks for a worker that is idle.
+    pub(super) pickups: usize,
+    /// The same for asynq as it is, which looks for work once a second.
+    pub(super) slow_pickups: usize,
 }
 
 impl Settings {
@@ -137,11 +148,16 @@ impl Settings {
             seconds: either(args.seconds, 10, 2),
             delayed_runs: either(args.runs, 1, 1),
             dues: Dues { tasks: either(args.delayed_tasks, 10_000, 500), delay: seconds(5, 1), spread: seconds(60, 3) },
+            memory_runs: either(args.runs, 2, 1),
             memory_tasks: either(args.memory_tasks, 100_000, 10_000),
             scale_tasks: either(args.scale_tasks, 1_000_000, 50_000),
             idle_queues: either(args.idle_queues, 10_000, 1_000),
             idle_rest: seconds(10, 2),
             idle_window: seconds(60, 5),
+            lone_worker_tasks: either(args.tasks.map(|tasks| tasks.div_ceil(4)), 5_000, 1_000),
+            worker_tasks: either(args.tasks, 20_000, 3_000),
+            pickups: either(None, 200, 50),
+            slow_pickups: either(None, 30, 4),
         }
     }
 

@@ -11,7 +11,17 @@ pub(super) const SLOW_MICROSECONDS: u64 = 2000;
 
 /// What slow logs held.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct SlowLog(BTreeMap<String, Slow>);
+pub(super) struct SlowLog {
+    commands: BTreeMap<String, Slow>,
+    /// How often the server had to leave its core meanwhile. Its slow log goes
+    /// by the clock, so each time may have made a quick command slow.
+    preempted: u64,
+}
+
+/// What the table cannot say by itself.
+pub(super) const NOTES: [&str; 1] =
+    ["The slow log goes by the clock: a server that others drive off its core has slow \
+     commands that are none. How often that happened is said beside them; on a quiet machine it is next to never."];
 
 /// How often one command was slow, and how slow at worst.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -22,8 +32,8 @@ struct Slow {
 
 impl SlowLog {
     /// From the answer to SLOWLOG GET, without what the client `own` sent.
-    pub(super) fn read(log: &Reply, own: &str) -> Self {
-        let mut slow = Self::default();
+    pub(super) fn read(log: &Reply, own: &str, preempted: u64) -> Self {
+        let mut slow = Self { preempted, ..Self::default() };
         for entry in log.items() {
             let [_, _, took, words, client, ..] = entry.items() else { continue };
             if client.text().ends_with(own) {
@@ -38,27 +48,30 @@ impl SlowLog {
 
     /// Adds what another run left.
     pub(super) fn add(&mut self, other: Self) {
-        for (name, slow) in other.0 {
+        self.preempted += other.preempted;
+        for (name, slow) in other.commands {
             self.put(&name, slow);
         }
     }
 
     fn put(&mut self, name: &str, slow: Slow) {
-        let known = self.0.entry(name.to_owned()).or_default();
+        let known = self.commands.entry(name.to_owned()).or_default();
         known.times += slow.times;
         known.worst_ms = known.worst_ms.max(slow.worst_ms);
     }
 
     fn times(&self) -> u64 {
-        self.0.values().map(|slow| slow.times).sum()
+        self.commands.values().map(|slow| slow.times).sum()
     }
 
-    /// Which commands, and how slow each was at worst.
+    /// Which commands, how slow each was at worst, and what may have made them so.
     fn sentence(&self) -> Option<String> {
         let one = |(name, slow): (&String, &Slow)| {
             format!("{name}: {}, at worst {} ms", show(slow.times as f64), show(slow.worst_ms))
         };
-        (!self.0.is_empty()).then(|| self.0.iter().map(one).collect::<Vec<_>>().join("; "))
+        let commands: Vec<String> = self.commands.iter().map(one).collect();
+        let preempted = || format!("the server was preempted {} times", show(self.preempted as f64));
+        (!commands.is_empty()).then(|| format!("{}; {}", commands.join("; "), preempted()))
     }
 
     /// A line of the table.
@@ -66,7 +79,7 @@ impl SlowLog {
         Row::new(format!("commands over {} ms, {during}", SLOW_MICROSECONDS / 1000))
             .value(System::Windlass, &[self.times() as f64])
             .note(self.sentence())
-            .judged("none", Some(self.0.is_empty()))
+            .judged("none", Some(self.commands.is_empty()))
     }
 }
 
@@ -102,13 +115,15 @@ mod tests {
             entry(9000, &["FLUSHALL", "SYNC"], "127.0.0.1:77"),
             Reply::Nil,
         ]);
-        let mut slow = SlowLog::read(&log, ":77");
-        slow.add(SlowLog::read(&Reply::List(vec![entry(2500, &["xrange", "a"], "127.0.0.1:6")]), ":77"));
+        let mut slow = SlowLog::read(&log, ":77", 5);
+        let more = Reply::List(vec![entry(2500, &["xrange", "a"], "127.0.0.1:6")]);
+        slow.add(SlowLog::read(&more, ":77", 2));
         assert_eq!(slow.times(), 4);
         let sentence = slow.sentence().expect("there are some");
         assert_eq!(
             sentence,
-            "EVALSHA 01234567: 2, at worst 4 ms; XRANGE: 1, at worst 2.50 ms; the first call of a script: 1, at worst 3 ms"
+            "EVALSHA 01234567: 2, at worst 4 ms; XRANGE: 1, at worst 2.50 ms; \
+             the first call of a script: 1, at worst 3 ms; the server was preempted 7 times"
         );
         let row = serde_json::to_value(slow.row("x")).expect("a JSON form");
         assert_eq!((&row["budget"]["met"], &row["note"]), (&false.into(), &sentence.into()));

@@ -15,7 +15,7 @@ use crate::broker::session::Session;
 use crate::broker::{Broker, ClaimedTask, MAX_BATCH, Outcome, Owner, Settled, Settlement, Takeover, WorkerInfo};
 use crate::protocol::backoff::Dice;
 use crate::protocol::keys::Keys;
-use crate::protocol::names::{Capabilities, IdempotencyKey, TaskType, TenantId, TraceId, WorkerId};
+use crate::protocol::names::{Capabilities, IdempotencyKey, QueueName, TaskType, TenantId, TraceId, WorkerId};
 use crate::protocol::policy::Policy;
 use crate::protocol::task::{Extras, NewTask, NotBefore, Payload};
 
@@ -52,6 +52,11 @@ impl Queue {
     /// A connection of its own to the queue, as another process would have.
     pub(super) fn connect(&self) -> Result<Arc<dyn Broker>> {
         open(self.port, self.name)
+    }
+
+    /// Its name.
+    pub(super) fn name(&self) -> Result<QueueName> {
+        Ok(self.name.parse()?)
     }
 
     /// Adds workers to the registry, and gives them a connection that they share.

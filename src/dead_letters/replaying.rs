@@ -284,11 +284,13 @@ fn pace_of(per_second: NonZeroU32) -> Interval {
 
 /// The id of the task that a dead letter runs again as: always the same, so that a
 /// replay whose answer was lost is found again. An id that was used twice died at two
-/// different times of creation, and has two.
+/// different times of creation, and has two. It is a UUID, as other ids are: an error
+/// that names its task has the same fingerprint when the replay dies of it.
 fn replay_id(queue: &QueueName, letter: &DeadLetterId, created_at: Timestamp) -> TaskId {
     let name = format!("{queue}\n{letter}\n{}", created_at.as_millisecond());
-    let digest = sha1_smol::Sha1::from(name).digest().to_string();
-    TaskId::new(format!("replay-{}", &digest[..24])).expect("invariant: a hex digest is a valid id")
+    let digest = sha1_smol::Sha1::from(name).digest().bytes();
+    let first = *digest.first_chunk::<16>().expect("invariant: a digest has twenty bytes");
+    TaskId::new(uuid::Builder::from_sha1_bytes(first).into_uuid().to_string()).expect("invariant: a UUID is a valid id")
 }
 
 #[cfg(test)]

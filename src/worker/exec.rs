@@ -35,7 +35,7 @@ use self::pipes::{Output, Pipes};
 use super::Handler;
 use super::api::LocalApi;
 use super::context::{CancelReason, TaskContext};
-use super::foreign::{self, DEFAULT_RESULT_BYTES, Told, UnusableHandler};
+use super::foreign::{self, ResultBound, Told, UnusableHandler};
 use crate::broker::Outcome;
 
 /// Exit status of a failure that will not go away (`EX_DATAERR`).
@@ -62,7 +62,7 @@ pub struct ExecOptions {
     /// How long it may take to end when it is asked to (5 s).
     pub kill_after: Duration,
     /// The largest result.
-    pub max_result_bytes: usize,
+    pub result_bound: ResultBound,
     /// How it reaches its worker while it runs.
     pub api: Option<LocalApi>,
 }
@@ -75,7 +75,7 @@ impl ExecOptions {
             directory: None,
             environment: Vec::new(),
             kill_after: Duration::from_secs(5),
-            max_result_bytes: DEFAULT_RESULT_BYTES,
+            result_bound: ResultBound::default(),
             api: None,
         }
     }
@@ -157,19 +157,19 @@ impl ExecHandler {
         Ending::Asked(reason)
     }
 
-    fn outcome(&self, ending: Ending, status: ExitStatus, output: &Output) -> Outcome {
+    fn outcome(ending: Ending, status: ExitStatus, output: &Output) -> Outcome {
         let said = foreign::tail(&output.stderr);
         match ending {
             Ending::Asked(reason) => foreign::cut_short(reason, &said),
-            Ending::TooMuch => foreign::too_large(self.options.max_result_bytes),
-            Ending::Exited if output.overflow.is_cancelled() => foreign::too_large(self.options.max_result_bytes),
-            Ending::Exited => self.outcome_of_status(status, said, output),
+            Ending::TooMuch => foreign::too_large(output.bound),
+            Ending::Exited if output.overflow.is_cancelled() => foreign::too_large(output.bound),
+            Ending::Exited => Self::outcome_of_status(status, said, output),
         }
     }
 
-    fn outcome_of_status(&self, status: ExitStatus, said: String, output: &Output) -> Outcome {
+    fn outcome_of_status(status: ExitStatus, said: String, output: &Output) -> Outcome {
         let (code, silent) = match (status.code(), status.signal()) {
-            (Some(0), _) => return foreign::success(&output.stdout, self.options.max_result_bytes),
+            (Some(0), _) => return foreign::success(&output.stdout, output.bound),
             (Some(code), _) => (format!("exit_{code}"), format!("the handler exited with status {code}")),
             (None, Some(signal)) => (format!("signal_{signal}"), format!("the handler was killed by signal {signal}")),
             (None, None) => ("exit_unknown".to_owned(), "the handler ended in an unknown way".to_owned()),
@@ -196,7 +196,7 @@ impl Handler for ExecHandler {
             Ok(group) => group,
             Err(error) => return not_started(&self.options.command[0], &error),
         };
-        let mut output = Output::new(self.options.max_result_bytes);
+        let mut output = Output::new(self.options.result_bound.get());
         let ending = {
             let pipes = Pipes::of(group.leader());
             let overflow = output.overflow.clone();
@@ -213,7 +213,7 @@ impl Handler for ExecHandler {
             }
         };
         match group.end().await {
-            Ok(status) => self.outcome(ending, status, &output),
+            Ok(status) => Self::outcome(ending, status, &output),
             Err(error) => Outcome::failure("handler_lost", format!("the handler's end was not seen: {error}")),
         }
     }

@@ -4,6 +4,8 @@
 //! headers, and how output becomes a result. Must not know: processes, HTTP.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
@@ -15,10 +17,34 @@ use super::api::Pass;
 use super::context::{CancelReason, TaskContext};
 use crate::broker::{ClaimedTask, MAX_ERROR_BYTES, Outcome};
 use crate::protocol::names::{IdempotencyKey, TaskId, TaskType, TenantId, TraceId};
+use crate::protocol::policy::Policy;
 use crate::protocol::task::Payload;
 
-/// The largest result where nobody says otherwise: that of a queue with the usual limits.
-pub(super) const DEFAULT_RESULT_BYTES: usize = 1 << 20;
+/// The largest result that a handler may give. Clones are the same bound: a
+/// queue's owner may change it while its workers run.
+#[derive(Debug, Clone)]
+pub struct ResultBound(Arc<AtomicUsize>);
+
+impl ResultBound {
+    /// Sets the bound, in bytes.
+    pub fn set(&self, bytes: u64) {
+        self.0.store(usize::try_from(bytes).unwrap_or(usize::MAX), Ordering::Relaxed);
+    }
+
+    /// The bound, in bytes.
+    pub fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Default for ResultBound {
+    /// That of a queue with the usual limits.
+    fn default() -> Self {
+        let bound = Self(Arc::default());
+        bound.set(Policy::default().limits.result_bytes);
+        bound
+    }
+}
 
 /// The code of a result that is too large.
 pub(super) const RESULT_TOO_LARGE: &str = "result_too_large";
@@ -193,14 +219,11 @@ pub(super) fn too_large(bound: usize) -> Outcome {
 /// How an attempt ends that was told to end. What the handler says then does
 /// not count: many programs end a SIGTERM with status 0 and half of the work.
 pub(super) fn cut_short(reason: CancelReason, said: &str) -> Outcome {
-    let with = |sentence: &str| match said {
-        "" => sentence.to_owned(),
-        said => tail(format!("{sentence}: {said}").as_bytes()),
-    };
+    let said = if said.is_empty() { "the handler was ended" } else { said };
     match reason {
-        CancelReason::Cancelled => Outcome::failure("cancelled", with("the task was cancelled")),
-        CancelReason::LeaseLost => Outcome::failure("lease_lost", with("the lease was lost")),
-        CancelReason::TimedOut => Outcome::failure("timeout", with("the attempt took longer than it may")),
+        CancelReason::Cancelled => Outcome::failure("cancelled", said),
+        CancelReason::LeaseLost => Outcome::failure("lease_lost", said),
+        CancelReason::TimedOut => Outcome::failure("timeout", said),
         CancelReason::Draining => Outcome::Released { delay: Duration::ZERO },
     }
 }

@@ -21,7 +21,7 @@ use reqwest::{Client, Response, StatusCode, Url};
 use super::Handler;
 use super::api::LocalApi;
 use super::context::TaskContext;
-use super::foreign::{self, DEFAULT_RESULT_BYTES, Told, UnusableHandler};
+use super::foreign::{self, ResultBound, Told, UnusableHandler};
 use crate::broker::{MAX_ERROR_BYTES, Outcome};
 
 /// How a handler overrides what its status says.
@@ -40,7 +40,7 @@ pub struct HttpOptions {
     /// How long opening a connection may take (5 s).
     pub connect_timeout: Duration,
     /// The largest result.
-    pub max_result_bytes: usize,
+    pub result_bound: ResultBound,
     /// How it reaches its worker while it runs.
     pub api: Option<LocalApi>,
 }
@@ -51,7 +51,7 @@ impl HttpOptions {
         Self {
             url: url.into(),
             connect_timeout: Duration::from_secs(5),
-            max_result_bytes: DEFAULT_RESULT_BYTES,
+            result_bound: ResultBound::default(),
             api: None,
         }
     }
@@ -61,7 +61,7 @@ impl HttpOptions {
 pub struct HttpHandler {
     client: Client,
     url: Url,
-    max_result_bytes: usize,
+    result_bound: ResultBound,
     api: Option<LocalApi>,
 }
 
@@ -90,7 +90,7 @@ impl HttpHandler {
             builder = builder.tls_certs_only([]);
         }
         let client = builder.build().map_err(|error| UnusableHandler::NoClient { reason: whole(&error) })?;
-        Ok(Self { client, url, max_result_bytes: options.max_result_bytes, api: options.api })
+        Ok(Self { client, url, result_bound: options.result_bound, api: options.api })
     }
 
     async fn post(&self, told: Told) -> Outcome {
@@ -106,9 +106,10 @@ impl HttpHandler {
         let verdict = verdict(response.headers());
         let wait = response.headers().get(RETRY_AFTER).and_then(|wait| foreign::retry_after(wait.to_str().ok()?));
         if status.is_success() && verdict.is_none() {
-            return match read(response, self.max_result_bytes).await {
-                Ok(Body::Whole(body)) => foreign::success(&body, self.max_result_bytes),
-                Ok(Body::Cut(_)) => foreign::too_large(self.max_result_bytes),
+            let bound = self.result_bound.get();
+            return match read(response, bound).await {
+                Ok(Body::Whole(body)) => foreign::success(&body, bound),
+                Ok(Body::Cut(_)) => foreign::too_large(bound),
                 Err(error) => unreached(error),
             };
         }

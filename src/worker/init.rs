@@ -8,7 +8,7 @@
 
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, wait};
 use tokio::signal::unix::{SignalKind, signal};
@@ -23,7 +23,7 @@ pub fn is_first_process() -> bool {
 
 /// Runs this program again as a child and ends with its status. Nothing else
 /// in this process may start children or wait for them.
-pub async fn run() -> io::Result<ExitCode> {
+pub async fn run() -> io::Result<u8> {
     // Before the child is there, so that no signal and no end is missed.
     let mut ends = signal(SignalKind::child())?;
     let (sender, mut signals) = tokio::sync::mpsc::unbounded_channel();
@@ -35,7 +35,7 @@ pub async fn run() -> io::Result<ExitCode> {
     let child = start()?;
     loop {
         if let Some(status) = bury(child) {
-            return Ok(ExitCode::from(exit_code(status)));
+            return Ok(exit_code(status));
         }
         tokio::select! {
             _ = ends.recv() => {}

@@ -13,7 +13,8 @@ use windlass::protocol::keys::Keys;
 use windlass::protocol::names::{Capabilities, QueueName, TaskType, WorkerId};
 use windlass::protocol::policy::{Limits, Policy};
 use windlass::worker::exec::{ExecHandler, ExecOptions};
-use windlass::{Handler, NewTask, State, TaskContext, TaskId, TaskView};
+use windlass::worker::{WorkerHandle, WorkerSummary};
+use windlass::{Handler, NewTask, State, TaskContext, TaskId, TaskView, Worker, WorkerOptions};
 
 use crate::support::servers::{Flavor, Server, Wait};
 use crate::support::{fresh_queue, owner};
@@ -87,6 +88,13 @@ impl Ground {
         TaskContext::detached(self.queue.clone(), worker, self.broker.clone(), claimed)
     }
 
+    /// A worker of its own, until it is told to end.
+    pub(super) fn worker(&self, handler: impl Handler, concurrency: usize) -> RunningWorker {
+        let options = WorkerOptions { concurrency, ..WorkerOptions::default() };
+        let worker = Worker::new(self.queue.clone(), self.broker.clone(), handler, options).expect("usable options");
+        RunningWorker { handle: worker.handle(), running: tokio::spawn(worker.run()) }
+    }
+
     pub(super) async fn view(&self, task: &TaskId) -> TaskView {
         self.broker.get(task).await.expect("read").expect("the task is known")
     }
@@ -108,6 +116,19 @@ impl Ground {
             }
             wait.again(format!("{view:?}")).await;
         }
+    }
+}
+
+pub(super) struct RunningWorker {
+    handle: WorkerHandle,
+    running: tokio::task::JoinHandle<windlass::broker::Result<WorkerSummary>>,
+}
+
+impl RunningWorker {
+    /// Drains it.
+    pub(super) async fn end(self) -> WorkerSummary {
+        self.handle.drain();
+        self.running.await.expect("it does not panic").expect("it ran")
     }
 }
 

@@ -31,6 +31,12 @@ impl FieldPath {
         &self.0
     }
 
+    /// The field that this one is in; `None` at the top.
+    pub fn parent(&self) -> Option<Self> {
+        let (_, above) = self.0.split_last()?;
+        Some(Self(above.to_vec()))
+    }
+
     /// Reads `spec.taskTypes[0].name`.
     pub fn parse(text: &str) -> Self {
         let mut path = Self::default();

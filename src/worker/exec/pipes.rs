@@ -20,7 +20,8 @@ pub(super) struct Output {
     pub(super) stderr: Vec<u8>,
     /// Set when standard output went over the bound.
     pub(super) overflow: CancellationToken,
-    bound: usize,
+    /// The most of standard output that is kept.
+    pub(super) bound: usize,
 }
 
 impl Output {

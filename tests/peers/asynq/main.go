@@ -1,6 +1,6 @@
 // Drives asynq for the comparison that `make bench` prints.
 //
-//	asynq-bench throughput --port P --tasks N [--batch B] [--payload-bytes 100] [--concurrency C]
+//	asynq-bench throughput --port P --tasks N [--batch B] [--payload-bytes 100] [--concurrency C] [--producers C]
 //	asynq-bench latency    --port P --rate R --seconds T [--payload-bytes 100] [--concurrency C]
 //	asynq-bench delayed    --port P --tasks N --delay-ms D --spread-ms S [--concurrency C]
 //	asynq-bench drain      --port P --tasks N [--payload-bytes 100] [--concurrency C]
@@ -70,21 +70,22 @@ type options struct {
 	delayMs, spreadMs         int
 	pauseMs                   int
 	checkIntervalMs           int
+	producers                 int
 	queue                     string
 }
 
 func readArguments(args []string) options {
 	// A value of 0 means that the option must be given; -1 that it may be left out.
-	o := options{batch: 1, payloadBytes: 100, concurrency: 16, checkIntervalMs: -1}
+	o := options{batch: 1, payloadBytes: 100, concurrency: 16, checkIntervalMs: -1, producers: -1}
 	all := map[string]*int{
 		"port": &o.port, "tasks": &o.tasks, "batch": &o.batch,
 		"payload-bytes": &o.payloadBytes, "concurrency": &o.concurrency,
 		"rate": &o.rate, "seconds": &o.seconds, "delay-ms": &o.delayMs,
 		"spread-ms": &o.spreadMs, "pause-ms": &o.pauseMs,
-		"check-interval-ms": &o.checkIntervalMs,
+		"check-interval-ms": &o.checkIntervalMs, "producers": &o.producers,
 	}
 	modes := map[string]string{
-		"throughput": "port tasks batch payload-bytes concurrency check-interval-ms",
+		"throughput": "port tasks batch payload-bytes concurrency producers check-interval-ms",
 		"latency":    "port rate seconds payload-bytes concurrency check-interval-ms",
 		"delayed":    "port tasks delay-ms spread-ms concurrency check-interval-ms",
 		"drain":      "port tasks payload-bytes concurrency check-interval-ms",
@@ -122,6 +123,9 @@ func readArguments(args []string) options {
 	}
 	if o.port > 65535 {
 		fail(2, "--port must be at most 65535, not %d.", o.port)
+	}
+	if o.producers < 0 {
+		o.producers = o.concurrency
 	}
 	// A queue of its own for each run: what an earlier run left is not counted.
 	o.queue = fmt.Sprintf("bench-%s-%d", o.mode, time.Now().UnixMilli())
@@ -309,7 +313,7 @@ func round(number float64) float64 { return math.Round(number*1000) / 1000 }
 
 func throughput(o options) (result any, complete bool) {
 	produce := func(client *asynq.Client, added func()) {
-		addAll(o.tasks, o.concurrency, func(id int) {
+		addAll(o.tasks, o.producers, func(id int) {
 			enqueue(client, o, id, 0)
 			added()
 		})

@@ -1,6 +1,6 @@
 // Drives BullMQ for the comparison that `make bench` prints.
 //
-//   node bench.mjs throughput --port P --tasks N [--batch B] [--payload-bytes 100] [--concurrency C]
+//   node bench.mjs throughput --port P --tasks N [--batch B] [--payload-bytes 100] [--concurrency C] [--producers C]
 //   node bench.mjs latency    --port P --rate R --seconds T [--payload-bytes 100] [--concurrency C]
 //   node bench.mjs delayed    --port P --tasks N --delay-ms D --spread-ms S [--concurrency C]
 //   node bench.mjs drain      --port P --tasks N [--payload-bytes 100] [--concurrency C]
@@ -22,7 +22,7 @@ import { parseArgs } from 'node:util';
 import { Queue, Worker } from 'bullmq';
 
 const MODES = {
-  throughput: { needed: ['port', 'tasks'], defaults: { batch: 1, 'payload-bytes': 100, concurrency: 16 } },
+  throughput: { needed: ['port', 'tasks'], defaults: { batch: 1, 'payload-bytes': 100, concurrency: 16, producers: undefined } },
   latency: { needed: ['port', 'rate', 'seconds'], defaults: { 'payload-bytes': 100, concurrency: 16 } },
   delayed: { needed: ['port', 'tasks', 'delay-ms', 'spread-ms'], defaults: { concurrency: 16 } },
   drain: { needed: ['port', 'tasks'], defaults: { 'payload-bytes': 100, concurrency: 16 } },
@@ -169,7 +169,7 @@ async function producerThread(options) {
   const warmUp = payloads(options);
   await queue.addBulk(Array.from({ length: WARM_UP }, () => ({ name: 'noop', data: warmUp(-1) })));
   await once(parentPort, 'message'); // the main thread says when
-  if (options.mode === 'throughput') await addAll(queue, options, options.concurrency);
+  if (options.mode === 'throughput') await addAll(queue, options, options.producers ?? options.concurrency);
   if (options.mode === 'latency') await addAtRate(queue, options);
   if (options.mode === 'delayed') await addDelayed(queue, options);
   if (options.mode === 'pickup') await addWhenIdle(queue, options);
