@@ -212,7 +212,7 @@ fn table(tasks: &[TaskView], counts: &QueueCounts) -> String {
             (&task.task_type).into(),
             Cell::state(task.state),
             task.priority.into(),
-            task.epoch.into(),
+            view::attempt(task).into(),
             spoken(since(counts.sampled_at, task.created_at)).into(),
             task.worker.as_ref().map_or("-", |worker| worker.as_str()).into(),
             shortened(task.error.as_deref().unwrap_or("-"), 60).into(),
