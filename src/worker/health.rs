@@ -14,6 +14,8 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(30);
 pub struct WorkerHealth {
     base: Instant,
     last_tick_ms: AtomicU64,
+    /// When the loop wants to go round again at the latest.
+    due_ms: AtomicU64,
     registered: AtomicBool,
     connected: AtomicBool,
     draining: AtomicBool,
@@ -27,6 +29,7 @@ impl WorkerHealth {
         Self {
             base: Instant::now(),
             last_tick_ms: AtomicU64::new(0),
+            due_ms: AtomicU64::new(u64::MAX),
             registered: AtomicBool::new(false),
             connected: AtomicBool::new(false),
             draining: AtomicBool::new(false),
@@ -88,6 +91,18 @@ impl WorkerHealth {
     pub(super) fn tick(&self, now: Instant) {
         let since = now.saturating_duration_since(self.base);
         self.last_tick_ms.store(since.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// The loop wants to go round again at that time.
+    pub(super) fn is_due(&self, at: Instant) {
+        let since = at.saturating_duration_since(self.base);
+        self.due_ms.store(since.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// How late the loop is.
+    pub(super) fn lateness(&self) -> Duration {
+        let due = Duration::from_millis(self.due_ms.load(Ordering::Relaxed));
+        self.base.elapsed().saturating_sub(due)
     }
 
     pub(super) fn has_registered(&self) {

@@ -592,6 +592,7 @@ impl Runtime {
         if at < self.armed {
             self.armed = at;
             self.timer.as_mut().reset(at);
+            self.health.is_due(at);
         }
     }
 
@@ -600,6 +601,7 @@ impl Runtime {
         let now = Instant::now();
         self.armed = now + LOOK_AROUND;
         self.timer.as_mut().reset(self.armed);
+        self.health.is_due(self.armed);
         let mut next = self.next_beat;
         for slot in self.slots.all_running() {
             let visibility = self.policy.visibility_timeout;
