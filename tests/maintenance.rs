@@ -5,6 +5,8 @@
 mod support;
 
 mod maintenance {
+    mod databases;
+    mod decisions;
     mod faults;
     mod idle;
     mod reclaim;
