@@ -9,5 +9,7 @@ mod maintenance {
     mod decisions;
     mod faults;
     mod idle;
+    mod protocol;
     mod reclaim;
+    mod retention;
 }

@@ -35,7 +35,9 @@ impl Chore for Sampler {
             self.look_at_outbox(queue, &counts).await?;
         }
         let due = self.row_written.is_none_or(|at| at.elapsed() >= BETWEEN_ROWS);
-        if busy && due {
+        // Also of a queue that became idle since: the last of what it did is told, too.
+        let done_something = !queue.seen().tally.is_empty();
+        if due && (busy || done_something) {
             self.row_written = Some(Instant::now());
             self.write_row(queue, &counts).await?;
         }
