@@ -15,13 +15,24 @@ TARGET_DIR = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help servers check test bench stress clean
+.PHONY: help demo dev servers crds check test bench stress clean
 
 help: ## Say what each target does
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
 
+demo: ## See it work: windlass dev on examples/demo, with work that succeeds, fails, retries, waits and dies
+	cargo build
+	@WINDLASS=$(TARGET_DIR)/debug/windlass examples/demo/run.sh
+
+dev: ## Leave windlass dev running on examples/demo, until Ctrl-C
+	cargo build
+	@WINDLASS=$(TARGET_DIR)/debug/windlass examples/demo/run.sh --stay
+
 servers: ## Get the Redis, Valkey and PostgreSQL servers the tests run against
 	@tests/servers/install.sh
+
+crds: ## Make the definitions under crds/ from the types in src/crd
+	cargo run --quiet -- crd --dir crds
 
 check: ## Check formatting, lints and docs, and run the unit tests (needs no server)
 	cargo fmt --check

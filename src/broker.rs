@@ -15,10 +15,13 @@
 pub mod clock;
 mod effects;
 pub mod model;
+pub(crate) mod patience;
 pub mod redis;
 mod sentences;
 pub mod session;
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -28,7 +31,7 @@ use serde::Serialize;
 pub use self::effects::{Doubt, EffectAbandoned, EffectBegun, EffectCommitted, EffectMark, EffectRequest, Standing};
 use crate::protocol::backoff::Dice;
 use crate::protocol::names::{
-    Capabilities, DeadLetterId, Epoch, IdempotencyKey, TaskId, TaskType, TenantId, TraceId, WorkerId,
+    Capabilities, DeadLetterId, Epoch, IdempotencyKey, QueueName, TaskId, TaskType, TenantId, TraceId, WorkerId,
 };
 use crate::protocol::policy::{Mode, Policy};
 use crate::protocol::state::{RetryReason, State};
@@ -151,6 +154,20 @@ pub struct Owner {
     pub name: String,
     /// Whether to take the keys from another owner.
     pub takeover: Takeover,
+}
+
+impl Owner {
+    const KUBERNETES: &str = "kubernetes:";
+
+    /// The custom resource of a cluster, which is the only source of its queue's policy.
+    pub fn kubernetes(cluster: &str, queue: &QueueName, object: &str) -> Self {
+        Self { name: format!("{}{cluster}/{queue}/{object}", Self::KUBERNETES), takeover: Takeover::Respect }
+    }
+
+    /// Whether a recorded owner is a custom resource of a cluster.
+    pub fn is_kubernetes(recorded: &str) -> bool {
+        recorded.starts_with(Self::KUBERNETES)
+    }
 }
 
 /// Whether provisioning may replace a recorded owner.
@@ -554,6 +571,38 @@ pub enum DecisionAction {
     DiscardRequested,
     /// It was given up.
     Discarded,
+}
+
+impl DecisionAction {
+    /// Every action.
+    pub const ALL: [Self; 3] = [Self::Replayed, Self::DiscardRequested, Self::Discarded];
+
+    /// The spelling that people and the event log use.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Replayed => "replayed",
+            Self::DiscardRequested => "discard_requested",
+            Self::Discarded => "discarded",
+        }
+    }
+}
+
+impl fmt::Display for DecisionAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A word that is no action.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown action {0:?}: use replayed, discard_requested or discarded")]
+pub struct UnknownAction(pub String);
+
+impl FromStr for DecisionAction {
+    type Err = UnknownAction;
+    fn from_str(value: &str) -> std::result::Result<Self, UnknownAction> {
+        Self::ALL.into_iter().find(|action| action.as_str() == value).ok_or_else(|| UnknownAction(value.to_owned()))
+    }
 }
 
 /// A person's decision about a dead letter, as the outbox carries it.

@@ -7,14 +7,14 @@
 //! Main flow: the recorder reads an entry of the outbox, [`EventLog::record`]s
 //! it and trims the outbox behind it; a dead task is written with
 //! [`EventLog::record_dead_letter`] before the broker fails it; people read
-//! [`EventLog::causes`] and decide, and [`EventLog::record_review`] keeps what they decided.
+//! [`EventLog::causes`] and decide, and what they decided comes with the outbox, too.
 //!
 //! # Exactly once
 //!
-//! Every write can be repeated. A move is unique by queue, task, epoch and state
-//! reached; an outbox entry's own id would not do, because a stream id can be
-//! issued twice after a failover. The four name one move, because a task comes
-//! into a state at most once between two claims, and each claim raises the epoch:
+//! Every write can be repeated. A move is unique by queue, task, time of the task's
+//! creation, epoch and state reached; an outbox entry's own id would not do, because
+//! a stream id can be issued twice after a failover. These name one move, because a
+//! task comes into a state at most once between two claims, and each claim raises the epoch:
 //!
 //! - before the first claim (epoch 0) it is created in `scheduled`, `blocked`,
 //!   `waiting_approval` or `queued`, may come from one of the first three into
@@ -27,9 +27,15 @@
 //! - `dlq_pending`, `dlq_recorded` and `failed` follow each other, and nothing
 //!   else leads to the latter two.
 //!
-//! A task id that is used again after its queue has forgotten the first task
-//! repeats these names, and so does a claim that a failover of Redis undid and
-//! somebody made again: the log keeps what came first.
+//! A task id that is used again after its queue has forgotten the first task is a
+//! task that was created at another time, with a history of its own; its dead letter
+//! takes the place of an older one of the same name, as it does in the queue. A claim
+//! that a failover of Redis undid and somebody made again repeats the first one's
+//! name: the log keeps what came first.
+//!
+//! A decision is unique by dead letter, person, action, words and time, all of which
+//! the outbox carries. It is written in the transaction of the moves that it made,
+//! also where the dead letter itself is not in the log (any more).
 //!
 //! # Side effects
 //!
@@ -38,6 +44,7 @@
 //! queue, tenant and key refuses a second one: that is what makes an effect
 //! happen once, whoever asks.
 
+mod causes;
 mod database;
 mod dead_letters;
 mod error;
@@ -54,11 +61,12 @@ use std::time::Duration;
 
 use tokio::sync::OnceCell;
 
-pub use dead_letters::{Cause, DeadLetterFilter, Decision, RecordedDeadLetter, UnknownDecision};
+pub use causes::Cause;
+pub use dead_letters::{Brief, DeadLetterFilter, RecordedDeadLetter, UnknownVerdict, Verdict};
 pub use error::EventLogError;
 pub use events::{EventFilter, Progress, RecordedEvent, event_type};
 pub use metrics::Sample;
-pub use reviews::{Action, RecordedReview, Review, Reviewed, UnknownAction};
+pub use reviews::RecordedReview;
 
 use crate::broker::ListCursor;
 use database::Database;

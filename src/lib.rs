@@ -2,16 +2,20 @@
 //!
 //! The crate is a library and a binary. Applications use [`Producer`] to put
 //! tasks into a queue and [`Worker`] to run them; the binary carries the other
-//! roles. ARCHITECTURE.md
-//! has the map.
+//! roles. ARCHITECTURE.md has the map.
 
 pub mod bench;
 pub mod broker;
 pub mod cli;
+pub mod conformance;
+pub mod crd;
+pub mod dead_letters;
+pub mod dev;
 pub mod event_log;
 pub mod maintenance;
 mod producer;
 pub mod protocol;
+pub mod telemetry;
 pub mod worker;
 
 pub use broker::Outcome;

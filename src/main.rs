@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 #[tokio::main]
 async fn main() -> ExitCode {
-    windlass::cli::run(windlass::cli::Cli::parse()).await
+    // Redis and HTTP both speak TLS through it. It can only be refused where there is one already.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    windlass::cli::main(std::env::args_os()).await
 }

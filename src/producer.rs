@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::broker::patience::patiently;
 use crate::broker::redis::{RedisBroker, RedisOptions};
-use crate::broker::{Broker, BrokerError, Cancelled, Enqueued, ErrorClass, MAX_BATCH, Result};
+use crate::broker::{Broker, BrokerError, Cancelled, Enqueued, MAX_BATCH, Result};
 use crate::protocol::keys::Keys;
 use crate::protocol::names::{QueueName, TaskId};
 use crate::protocol::task::{NewTask, TaskView};
@@ -85,14 +86,14 @@ impl Producer {
     pub async fn enqueue_all(&self, tasks: &[NewTask]) -> Result<Vec<Enqueued>> {
         let mut all = Vec::with_capacity(tasks.len());
         for batch in tasks.chunks(MAX_BATCH) {
-            all.extend(self.patiently(|| self.broker.enqueue(batch)).await?);
+            all.extend(patiently(self.patience, || self.broker.enqueue(batch)).await?);
         }
         Ok(all)
     }
 
     /// All that can be seen of a task.
     pub async fn get(&self, task: &TaskId) -> Result<Option<TaskView>> {
-        self.patiently(|| self.broker.get(task)).await
+        patiently(self.patience, || self.broker.get(task)).await
     }
 
     /// Waits until a task is final, but no longer than `limit`: then `None`.
@@ -116,25 +117,6 @@ impl Producer {
 
     /// Ends a task that is not needed any more.
     pub async fn cancel(&self, task: &TaskId, reason: &str) -> Result<Cancelled> {
-        self.patiently(|| self.broker.cancel(task, reason)).await
-    }
-
-    /// Repeats a call while the broker cannot serve it: every operation that
-    /// is used here can be repeated safely.
-    async fn patiently<T, F>(&self, call: impl Fn() -> F) -> Result<T>
-    where
-        F: Future<Output = Result<T>>,
-    {
-        let end = Instant::now() + self.patience;
-        loop {
-            match call().await {
-                Err(error) if error.class() == ErrorClass::Transient && Instant::now() < end => {
-                    tracing::debug!(%error, "call will be repeated");
-                    let pause = Duration::from_millis(fastrand::u64(50..150));
-                    tokio::time::sleep_until((Instant::now() + pause).min(end)).await;
-                }
-                answer => return answer,
-            }
-        }
+        patiently(self.patience, || self.broker.cancel(task, reason)).await
     }
 }

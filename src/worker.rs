@@ -9,14 +9,20 @@
 //! `verdict` what is settled, and ends as `drain` says. `once` gives handlers
 //! outside effects that happen at most once; `probes` shows how it all is.
 
+pub mod api;
 mod backoff;
 mod context;
 mod drain;
+pub mod exec;
+mod foreign;
 mod health;
+pub mod http;
+pub mod init;
 mod metrics;
 mod once;
 mod options;
 pub mod probes;
+mod pulse;
 mod runtime;
 mod slots;
 mod verdict;
@@ -27,6 +33,7 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 pub use self::context::{CancelReason, TaskContext};
+pub use self::foreign::{ResultBound, UnusableHandler};
 pub use self::health::WorkerHealth;
 pub use self::metrics::WorkerMetrics;
 pub use self::once::{EFFECT_IN_DOUBT, EffectError, OnceError};
@@ -197,6 +204,7 @@ impl Worker {
             return Ok(WorkerSummary::default());
         };
         let health = handle.health.clone();
+        let _pulse = pulse::Pulse::watch(health.clone());
         let parts = Parts { home, handler, options, info, health, metrics, drain, policy };
         Ok(Runtime::new(parts).run().await)
     }

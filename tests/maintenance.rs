@@ -6,7 +6,6 @@ mod support;
 
 mod maintenance {
     mod faults;
-    mod ground;
     mod idle;
     mod reclaim;
 }

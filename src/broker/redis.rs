@@ -8,6 +8,7 @@
 //! Rules that every script keeps are written in ARCHITECTURE.md.
 
 mod connection;
+mod directory;
 mod error;
 mod gather;
 mod notices;
@@ -25,6 +26,7 @@ use redis::Value;
 
 use self::connection::{Endpoint, Link};
 pub use self::connection::{ReclaimWith, RedisOptions, ReplicaAck};
+pub use self::directory::QueueRecord;
 use self::error::Fault;
 use self::gather::Gather;
 use self::notices::RedisNotices;
@@ -205,6 +207,58 @@ impl RedisBroker {
         })
     }
 
+    /// Changes the policy in force: what others changed meanwhile stays.
+    pub async fn change_policy(&self, change: impl Fn(&mut Policy) + Send) -> Result<Policy> {
+        const TURNS: usize = 10;
+        for _ in 0..TURNS {
+            let mut read = redis::cmd("HGET");
+            read.arg(self.keys.policy()).arg(policy::WHOLE);
+            let spec = bytes(self.command(&read).await?).map_err(|m| m.during("change_policy"))?;
+            let (mut policy, owner) = (self.read_policy(&spec)?, self.owner().await?.unwrap_or_default());
+            change(&mut policy);
+            let condition = [b"=", spec.as_slice()].concat();
+            if let Provisioned::Done = self.provision_if(&owner, &condition, &policy).await? {
+                return Ok(policy);
+            }
+        }
+        Err(BrokerError::Busy(format!("others changed the policy {TURNS} times meanwhile")))
+    }
+
+    /// Who provisioned the queue; `None` if nobody did.
+    pub async fn owner(&self) -> Result<Option<String>> {
+        let mut read = redis::cmd("HGET");
+        read.arg(self.keys.meta()).arg(directory::OWNER);
+        let owner = text(self.command(&read).await?).map_err(|m| m.during("owner"))?;
+        Ok((!owner.is_empty()).then_some(owner))
+    }
+
+    /// Writes the policy, on a condition as the script takes it.
+    async fn provision_if(&self, owner: &str, condition: &[u8], policy: &Policy) -> Result<Provisioned> {
+        policy.validate().map_err(|error| BrokerError::Invalid(error.to_string()))?;
+        let mut call = self.call(&SCRIPTS.provision).arg(owner).arg(condition);
+        for (name, value) in policy::fields(policy) {
+            call.push(name).push(value);
+        }
+        let malformed = |m: Malformed| m.during("provision");
+        let (word, mut rest) = word_and_rest(self.run(call).await?).map_err(malformed)?;
+        let detail = text(rest.next().unwrap_or(Value::Nil)).map_err(malformed)?;
+        match word.as_str() {
+            "ok" => Ok(Provisioned::Done),
+            "changed" => Ok(Provisioned::Changed),
+            "owned" => Err(BrokerError::Owned { queue: self.keys.queue().to_string(), owner: detail }),
+            "version" => Err(BrokerError::Version { found: detail, known: DATA_MODEL_VERSION }),
+            "type" => Err(BrokerError::Invalid(sentences::not_a_stream(&detail))),
+            other => Err(Malformed(format!("answer {other:?}")).during("provision")),
+        }
+    }
+
+    fn read_policy(&self, spec: &[u8]) -> Result<Policy> {
+        if spec.is_empty() {
+            return Err(BrokerError::NoQueue(self.keys.queue().to_string()));
+        }
+        serde_json::from_slice(spec).map_err(|error| Malformed(format!("the policy: {error}")).during("policy"))
+    }
+
     /// The arguments that every claim begins with.
     fn claim_args(call: &mut Call<'_>, request: &ClaimRequest<'_>) {
         call.push(request.worker.as_str())
@@ -369,6 +423,13 @@ impl RedisBroker {
     }
 }
 
+/// What became of writing a policy on a condition.
+enum Provisioned {
+    Done,
+    /// The spec in force is not the one that was expected.
+    Changed,
+}
+
 /// Whether content hashes go with an enqueue; only queues that ask get them.
 #[derive(Clone, Copy)]
 enum Hashes {
@@ -457,32 +518,17 @@ fn word_and_rest(value: Value) -> std::result::Result<(String, std::vec::IntoIte
 #[async_trait]
 impl Broker for RedisBroker {
     async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()> {
-        policy.validate().map_err(|error| BrokerError::Invalid(error.to_string()))?;
-        let force = if owner.takeover == Takeover::Force { "force" } else { "" };
-        let mut call = self.call(&SCRIPTS.provision).arg(&owner.name).arg(force);
-        for (name, value) in policy::fields(policy) {
-            call.push(name).push(value);
-        }
-        let malformed = |m: Malformed| m.during("provision");
-        let (word, mut rest) = word_and_rest(self.run(call).await?).map_err(malformed)?;
-        let detail = text(rest.next().unwrap_or(Value::Nil)).map_err(malformed)?;
-        match word.as_str() {
-            "ok" => Ok(()),
-            "owned" => Err(BrokerError::Owned { queue: self.keys.queue().to_string(), owner: detail }),
-            "version" => Err(BrokerError::Version { found: detail, known: DATA_MODEL_VERSION }),
-            "type" => Err(BrokerError::Invalid(sentences::not_a_stream(&detail))),
-            other => Err(Malformed(format!("answer {other:?}")).during("provision")),
+        let condition = if owner.takeover == Takeover::Force { "force" } else { "" };
+        match self.provision_if(&owner.name, condition.as_bytes(), policy).await? {
+            Provisioned::Done => Ok(()),
+            Provisioned::Changed => Err(Malformed("a change was reported".to_owned()).during("provision")),
         }
     }
 
     async fn policy(&self) -> Result<Policy> {
         let mut read = redis::cmd("HGET");
         read.arg(self.keys.policy()).arg(policy::WHOLE);
-        let spec = bytes(self.command(&read).await?).map_err(|m| m.during("policy"))?;
-        if spec.is_empty() {
-            return Err(BrokerError::NoQueue(self.keys.queue().to_string()));
-        }
-        serde_json::from_slice(&spec).map_err(|error| Malformed(format!("the policy: {error}")).during("policy"))
+        self.read_policy(&bytes(self.command(&read).await?).map_err(|m| m.during("policy"))?)
     }
 
     async fn enqueue(&self, tasks: &[NewTask]) -> Result<Vec<Enqueued>> {

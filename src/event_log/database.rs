@@ -12,7 +12,7 @@ use sqlx::pool::{PoolConnection, PoolOptions};
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow};
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqlitePool, SqliteRow};
-use sqlx::{AssertSqlSafe, Connection, Postgres, Row as _, Sqlite, Transaction};
+use sqlx::{AssertSqlSafe, Connection, Postgres, Row as _, Sqlite};
 
 use super::error::Fault;
 
@@ -277,16 +277,6 @@ impl Database {
             Self::Sqlite { readers, .. } => rows(statement.sqlite().fetch_all(readers).await?, Row::Sqlite),
         })
     }
-
-    /// Begins a transaction that may write. It is undone unless it is committed,
-    /// also when it is dropped.
-    pub(super) async fn begin(&self) -> Result<Changes, Fault> {
-        Ok(match self {
-            Self::Postgres(pool) => Changes::Postgres(pool.begin().await?),
-            // Takes the file's lock now: a reader that becomes a writer could not wait for it.
-            Self::Sqlite { writer, .. } => Changes::Sqlite(writer.begin_with("BEGIN IMMEDIATE").await?),
-        })
-    }
 }
 
 /// A connection that writes.
@@ -296,6 +286,13 @@ pub(super) enum Writer {
 }
 
 impl Writer {
+    pub(super) fn dialect(&self) -> Dialect {
+        match self {
+            Self::Postgres(_) => Dialect::Postgres,
+            Self::Sqlite(_) => Dialect::Sqlite,
+        }
+    }
+
     /// Runs one statement as a transaction of its own; says how many rows it changed.
     pub(super) async fn execute(&mut self, statement: &Statement) -> Result<u64, Fault> {
         Ok(match self {
@@ -303,46 +300,81 @@ impl Writer {
             Self::Sqlite(connection) => statement.sqlite().execute(&mut **connection).await?.rows_affected(),
         })
     }
+
+    /// The rows that a statement finds.
+    async fn fetch(&mut self, statement: &Statement) -> Result<Vec<Row>, Fault> {
+        Ok(match self {
+            Self::Postgres(connection) => rows(statement.postgres().fetch_all(&mut **connection).await?, Row::Postgres),
+            Self::Sqlite(connection) => rows(statement.sqlite().fetch_all(&mut **connection).await?, Row::Sqlite),
+        })
+    }
+
+    /// Runs a text of statements.
+    async fn execute_text(&mut self, sql: &'static str) -> Result<(), Fault> {
+        match self {
+            Self::Postgres(connection) => sqlx::raw_sql(sql).execute(&mut **connection).await.map(|_| ())?,
+            Self::Sqlite(connection) => sqlx::raw_sql(sql).execute(&mut **connection).await.map(|_| ())?,
+        }
+        Ok(())
+    }
+
+    /// Begins a transaction that may write. It is undone unless it is committed,
+    /// also when it is dropped.
+    pub(super) async fn begin(&mut self) -> Result<Changes<'_>, Fault> {
+        let begin = match self {
+            Self::Postgres(_) => "BEGIN",
+            // Takes the file's lock now: a reader that becomes a writer could not wait for it.
+            Self::Sqlite(_) => "BEGIN IMMEDIATE",
+        };
+        let mut changes = Changes { writer: self, open: true };
+        let begun = changes.writer.execute_text(begin).await;
+        changes.open = begun.is_ok();
+        begun.map(|()| changes)
+    }
 }
 
 /// An open transaction.
-pub(super) enum Changes {
-    Postgres(Transaction<'static, Postgres>),
-    Sqlite(Transaction<'static, Sqlite>),
+///
+/// The driver has one of its own, which it undoes when it is dropped, unless that
+/// happens while it begins: the connection then goes back to its pool inside of a
+/// transaction that nobody commits, and what is written through it later is lost though
+/// it was acknowledged. Here a connection that is left in a transaction is closed.
+pub(super) struct Changes<'a> {
+    writer: &'a mut Writer,
+    open: bool,
 }
 
-impl Changes {
+impl Changes<'_> {
     /// Runs one statement; says how many rows it changed.
     pub(super) async fn execute(&mut self, statement: &Statement) -> Result<u64, Fault> {
-        Ok(match self {
-            Self::Postgres(open) => statement.postgres().execute(&mut **open).await?.rows_affected(),
-            Self::Sqlite(open) => statement.sqlite().execute(&mut **open).await?.rows_affected(),
-        })
+        self.writer.execute(statement).await
     }
 
     /// Runs a file of statements.
     pub(super) async fn execute_file(&mut self, sql: &'static str) -> Result<(), Fault> {
-        match self {
-            Self::Postgres(open) => sqlx::raw_sql(sql).execute(&mut **open).await.map(|_| ())?,
-            Self::Sqlite(open) => sqlx::raw_sql(sql).execute(&mut **open).await.map(|_| ())?,
-        }
-        Ok(())
+        self.writer.execute_text(sql).await
     }
 
     /// The rows that a statement finds.
     pub(super) async fn fetch(&mut self, statement: &Statement) -> Result<Vec<Row>, Fault> {
-        Ok(match self {
-            Self::Postgres(open) => rows(statement.postgres().fetch_all(&mut **open).await?, Row::Postgres),
-            Self::Sqlite(open) => rows(statement.sqlite().fetch_all(&mut **open).await?, Row::Sqlite),
-        })
+        self.writer.fetch(statement).await
     }
 
-    pub(super) async fn commit(self) -> Result<(), Fault> {
-        match self {
-            Self::Postgres(open) => open.commit().await?,
-            Self::Sqlite(open) => open.commit().await?,
-        }
+    pub(super) async fn commit(mut self) -> Result<(), Fault> {
+        self.writer.execute_text("COMMIT").await?;
+        self.open = false;
         Ok(())
+    }
+}
+
+impl Drop for Changes<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            match self.writer {
+                Writer::Postgres(connection) => connection.close_on_drop(),
+                Writer::Sqlite(connection) => connection.close_on_drop(),
+            }
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Dead letters: what died, why, how many of the same cause, and what was decided.
+//! Dead letters: what died, why, and what was decided.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,15 +9,15 @@ use serde::Serialize;
 use super::database::{Bind, Database, Dialect, Row, Statement};
 use super::error::Fault;
 use super::{EventLog, MAX_PAGE, Place, Result, page_size, place_of};
-use crate::broker::{ListCursor, Page};
-use crate::protocol::fingerprint::{Fingerprint, fingerprint};
+use crate::broker::{DecisionAction, ListCursor, Page, Review};
+use crate::protocol::fingerprint::Fingerprint;
 use crate::protocol::names::{DeadLetterId, IdempotencyKey, QueueName, TaskId, TaskType, TenantId, TraceId};
 use crate::protocol::task::{DeadLetter, Payload};
 
 /// What was decided about a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Decision {
+pub enum Verdict {
     /// Nothing yet.
     Open,
     /// It runs again as a new task.
@@ -26,21 +26,40 @@ pub enum Decision {
     Discarded,
 }
 
-impl Decision {
-    /// Every decision.
-    pub const ALL: [Decision; 3] = [Decision::Open, Decision::Replayed, Decision::Discarded];
+impl Verdict {
+    /// Every verdict.
+    pub const ALL: [Verdict; 3] = [Verdict::Open, Verdict::Replayed, Verdict::Discarded];
+
+    /// What an action decides, if anything.
+    pub(super) fn of(action: DecisionAction) -> Option<Self> {
+        match action {
+            DecisionAction::Replayed => Some(Self::Replayed),
+            DecisionAction::Discarded => Some(Self::Discarded),
+            DecisionAction::DiscardRequested => None,
+        }
+    }
 
     /// The spelling that people and the table use.
     pub fn as_str(self) -> &'static str {
         match self {
-            Decision::Open => "open",
-            Decision::Replayed => "replayed",
-            Decision::Discarded => "discarded",
+            Verdict::Open => "open",
+            Verdict::Replayed => "replayed",
+            Verdict::Discarded => "discarded",
         }
     }
 }
 
-impl fmt::Display for Decision {
+impl From<&Review> for Verdict {
+    fn from(review: &Review) -> Self {
+        match review {
+            Review::Open | Review::DiscardRequested(_) => Self::Open,
+            Review::Replayed { .. } => Self::Replayed,
+            Review::Discarded { .. } => Self::Discarded,
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -49,12 +68,12 @@ impl fmt::Display for Decision {
 /// A word that is no decision.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown decision {0:?}: use open, replayed or discarded")]
-pub struct UnknownDecision(pub String);
+pub struct UnknownVerdict(pub String);
 
-impl FromStr for Decision {
-    type Err = UnknownDecision;
-    fn from_str(value: &str) -> std::result::Result<Self, UnknownDecision> {
-        Decision::ALL.into_iter().find(|d| d.as_str() == value).ok_or_else(|| UnknownDecision(value.to_owned()))
+impl FromStr for Verdict {
+    type Err = UnknownVerdict;
+    fn from_str(value: &str) -> std::result::Result<Self, UnknownVerdict> {
+        Verdict::ALL.into_iter().find(|d| d.as_str() == value).ok_or_else(|| UnknownVerdict(value.to_owned()))
     }
 }
 
@@ -66,7 +85,7 @@ pub struct RecordedDeadLetter {
     /// What it died of.
     pub fingerprint: Fingerprint,
     /// What was decided.
-    pub decision: Decision,
+    pub decision: Verdict,
     /// When that was decided.
     pub decided_at: Option<Timestamp>,
     /// The task that it was replayed as.
@@ -75,26 +94,17 @@ pub struct RecordedDeadLetter {
     pub recorded_at: Timestamp,
 }
 
-/// Dead letters of one type that died of the same thing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Cause {
-    /// Names the cause.
-    pub fingerprint: Fingerprint,
-    /// How many died of it.
-    pub count: u64,
-    /// How many of those nobody has decided on.
-    pub open: u64,
-    /// What kind of work they were.
-    pub task_type: TaskType,
-    /// The kind of error.
-    pub error_code: String,
-    /// The error of the last of them, word for word.
-    pub sample_error: String,
-    /// When the first of them died.
-    pub first_failed_at: Timestamp,
-    /// When the last of them died.
-    pub last_failed_at: Timestamp,
+/// What has to be known of a dead letter to decide what to do with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Brief {
+    /// Which dead letter.
+    pub id: DeadLetterId,
+    /// The dead letter that it was a replay of.
+    pub replay_of: Option<DeadLetterId>,
+    /// What was decided.
+    pub decision: Verdict,
+    /// When its task was accepted.
+    pub created_at: Timestamp,
 }
 
 /// Which dead letters; the default is all.
@@ -115,37 +125,35 @@ pub struct DeadLetterFilter {
     /// That failed before this time.
     pub failed_before: Option<Timestamp>,
     /// With this decision.
-    pub decision: Option<Decision>,
+    pub decision: Option<Verdict>,
+}
+
+impl DeadLetterFilter {
+    /// Whether it lets a dead letter through that is not read from the log.
+    pub fn lets_through(&self, letter: &DeadLetter, verdict: Verdict) -> bool {
+        fn is<T: PartialEq>(wanted: &Option<T>, value: &T) -> bool {
+            wanted.as_ref().is_none_or(|wanted| wanted == value)
+        }
+        (self.ids.is_empty() || self.ids.contains(&letter.id))
+            && is(&self.task_type, &letter.task_type)
+            && is(&self.error_code, &letter.error_code)
+            && (self.tenant.is_none() || self.tenant == letter.tenant_id)
+            && self.failed_after.is_none_or(|time| letter.failed_at >= time)
+            && self.failed_before.is_none_or(|time| letter.failed_at < time)
+            && is(&self.decision, &verdict)
+            && self.fingerprint.as_ref().is_none_or(|wanted| *wanted == letter.fingerprint())
+    }
 }
 
 impl EventLog {
-    /// Writes a dead letter; a second time changes nothing.
+    /// Writes a dead letter; a second time changes nothing. That of a later task
+    /// with the same id takes an older one's place, as it does in the queue.
     pub async fn record_dead_letter(&self, queue: &QueueName, letter: &DeadLetter) -> Result<()> {
         let insert = insert(queue, letter);
         self.call("record_dead_letter", async |database| database.execute(&insert).await.map(|_| ())).await
     }
 
-    /// Dead letters by cause, the commonest first.
-    pub async fn causes(
-        &self,
-        queue: &QueueName,
-        filter: &DeadLetterFilter,
-        cursor: ListCursor,
-        limit: usize,
-    ) -> Result<Page<Cause>> {
-        let limit = page_size(limit);
-        self.call("causes", async |database| {
-            let groups = grouped(database.dialect(), queue, filter, &cursor, limit)?;
-            let rows = database.fetch(&groups).await?;
-            let causes: Vec<Cause> = rows.iter().map(cause_of).collect::<std::result::Result<_, _>>()?;
-            let last = causes.last().filter(|_| causes.len() == limit);
-            let next = last.map(|cause| Place(cause.count, cause.fingerprint.as_str()).cursor());
-            Ok(Page { items: causes, next })
-        })
-        .await
-    }
-
-    /// Dead letters, the oldest first.
+    /// Dead letters, the newest first.
     pub async fn dead_letters(
         &self,
         queue: &QueueName,
@@ -155,17 +163,29 @@ impl EventLog {
     ) -> Result<Page<RecordedDeadLetter>> {
         let limit = page_size(limit);
         self.call("dead_letters", async |database| {
-            let mut select = matching("SELECT *", database.dialect(), queue, filter)?;
-            if let Some(Place(at, id)) = place_of::<Timestamp, i64>(&cursor)? {
-                select.push(" AND (failed_at, id) > (?, ?)", [Bind::time(at), Bind::int(id)]);
-            }
-            select.push(&format!(" ORDER BY failed_at, id LIMIT {limit}"), []);
+            let select = page("*", database.dialect(), queue, filter, &cursor, limit)?;
             let rows = database.fetch(&select).await?;
-            let next = match rows.last().filter(|_| rows.len() == limit) {
-                Some(row) => Some(Place(row.time("failed_at")?, row.int("id")?).cursor()),
-                None => None,
-            };
+            let next = next_page(&rows, limit)?;
             Ok(Page { items: rows.iter().map(recorded).collect::<std::result::Result<_, _>>()?, next })
+        })
+        .await
+    }
+
+    /// The same without payloads and histories, for whoever goes through many.
+    pub async fn dead_letter_briefs(
+        &self,
+        queue: &QueueName,
+        filter: &DeadLetterFilter,
+        cursor: ListCursor,
+        limit: usize,
+    ) -> Result<Page<Brief>> {
+        let limit = page_size(limit);
+        self.call("dead_letter_briefs", async |database| {
+            let columns = "id, dlq_id, replayed_from, decision, created_at, failed_at";
+            let select = page(columns, database.dialect(), queue, filter, &cursor, limit)?;
+            let rows = database.fetch(&select).await?;
+            let next = next_page(&rows, limit)?;
+            Ok(Page { items: rows.iter().map(brief).collect::<std::result::Result<_, _>>()?, next })
         })
         .await
     }
@@ -186,36 +206,65 @@ impl EventLog {
         .await
     }
 
-    /// How many replays in a row led to this dead letter, each dead of the same
-    /// cause as the one before: with more than none, replaying it again is likely in vain.
+    /// How many of the dead letters that led to this one by replays died of the same
+    /// cause: with more than none, replaying it again is likely in vain.
     pub async fn failed_again_the_same_way(&self, queue: &QueueName, id: &DeadLetterId) -> Result<u32> {
         let select = Statement::new(SAME_LINE, [Bind::text(queue.to_string()), Bind::text(id.to_string())]);
         self.call("failed_again_the_same_way", async |database| {
             let rows = database.fetch(&select).await?;
-            let line = rows.first().map_or(Ok(0), |row| row.count("line"))?;
-            Ok(line.saturating_sub(1).try_into().unwrap_or(u32::MAX))
+            let times = rows.first().map_or(Ok(0), |row| row.count("times"))?;
+            Ok(times.try_into().unwrap_or(u32::MAX))
         })
         .await
     }
 }
 
-/// From a dead letter back through those that it was a replay of, as long as the
-/// cause is the same. The depth ends what should have no end.
+/// From a dead letter back through those that it was a replay of. The depth ends
+/// what should have no end.
 const SAME_LINE: &str = "\
-    WITH RECURSIVE line (replayed_from, fingerprint, depth) AS ( \
-        SELECT replayed_from, fingerprint, 1 FROM dlq_items WHERE queue = $1 AND dlq_id = $2 \
+    WITH RECURSIVE line (replayed_from, fingerprint, own, depth) AS ( \
+        SELECT replayed_from, fingerprint, fingerprint, 0 FROM dlq_items WHERE queue = $1 AND dlq_id = $2 \
         UNION ALL \
-        SELECT item.replayed_from, item.fingerprint, line.depth + 1 FROM line JOIN dlq_items AS item \
-        ON item.queue = $1 AND item.dlq_id = line.replayed_from AND item.fingerprint = line.fingerprint \
-        WHERE line.depth < 100 \
-    ) SELECT count(*) AS line FROM line";
+        SELECT item.replayed_from, item.fingerprint, line.own, line.depth + 1 FROM line JOIN dlq_items AS item \
+        ON item.queue = $1 AND item.dlq_id = line.replayed_from WHERE line.depth < 100 \
+    ) SELECT count(*) AS times FROM line WHERE depth > 0 AND fingerprint = own";
+
+/// The columns of a dead letter.
+const COLUMNS: [&str; 21] = [
+    "queue",
+    "dlq_id",
+    "task_id",
+    "task_type",
+    "payload",
+    "priority",
+    "error",
+    "error_code",
+    "fingerprint",
+    "retry_count",
+    "crash_count",
+    "release_count",
+    "max_retries",
+    "idempotency_key",
+    "tenant_id",
+    "trace_id",
+    "extras",
+    "history",
+    "replayed_from",
+    "created_at",
+    "failed_at",
+];
 
 fn insert(queue: &QueueName, letter: &DeadLetter) -> Statement {
-    let sql = "INSERT INTO dlq_items (queue, dlq_id, task_id, task_type, payload, priority, error, error_code, \
-               fingerprint, retry_count, crash_count, release_count, max_retries, idempotency_key, tenant_id, \
-               trace_id, extras, history, replayed_from, created_at, failed_at) VALUES ($1, $2, $3, $4, $5, $6, \
-               $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21) \
-               ON CONFLICT (queue, dlq_id) DO NOTHING";
+    let each = |write: &dyn Fn(usize, &str) -> String| {
+        COLUMNS.iter().enumerate().map(|(i, name)| write(i + 1, name)).collect::<Vec<_>>().join(", ")
+    };
+    let sql = format!(
+        "INSERT INTO dlq_items ({}) VALUES ({}) ON CONFLICT (queue, dlq_id) DO UPDATE SET {}, decision = 'open', \
+         decided_at = NULL, replayed_as = NULL WHERE dlq_items.created_at < excluded.created_at",
+        COLUMNS.join(", "),
+        each(&|number, _| format!("${number}")),
+        each(&|_, name| format!("{name} = excluded.{name}")),
+    );
     Statement::new(
         sql,
         [
@@ -227,7 +276,7 @@ fn insert(queue: &QueueName, letter: &DeadLetter) -> Statement {
             Bind::int(letter.priority),
             Bind::text(&letter.error),
             Bind::text(&letter.error_code),
-            Bind::text(fingerprint(&letter.task_type, &letter.error_code, &letter.error).as_str()),
+            Bind::text(letter.fingerprint().as_str()),
             Bind::int(letter.retry_count),
             Bind::int(letter.crash_count),
             Bind::int(letter.release_count),
@@ -244,12 +293,25 @@ fn insert(queue: &QueueName, letter: &DeadLetter) -> Statement {
     )
 }
 
-fn json<T: Serialize>(value: &T) -> String {
+pub(super) fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).expect("invariant: text and numbers have a JSON form")
 }
 
+/// A condition on `dlq_id`, and its value: among these.
+pub(super) fn listed(dialect: Dialect, ids: &[DeadLetterId]) -> std::result::Result<(&'static str, Bind), Fault> {
+    if ids.len() > MAX_PAGE {
+        return Err(Fault::Invalid(format!("{} dead letter ids; name at most {MAX_PAGE} at a time", ids.len())));
+    }
+    let condition = match dialect {
+        Dialect::Postgres => " AND dlq_id IN (SELECT json_array_elements_text(?::json))",
+        Dialect::Sqlite => " AND dlq_id IN (SELECT value FROM json_each(?))",
+    };
+    let ids: Vec<String> = ids.iter().map(DeadLetterId::to_string).collect();
+    Ok((condition, Bind::text(json(&ids))))
+}
+
 /// `select` from the dead letters that the filter lets through.
-fn matching(
+pub(super) fn matching(
     select: &str,
     dialect: Dialect,
     queue: &QueueName,
@@ -257,16 +319,9 @@ fn matching(
 ) -> std::result::Result<Statement, Fault> {
     let DeadLetterFilter { ids, fingerprint, task_type, error_code, tenant, failed_after, failed_before, decision } =
         filter;
-    if ids.len() > MAX_PAGE {
-        return Err(Fault::Invalid(format!("{} dead letter ids; name at most {MAX_PAGE} at a time", ids.len())));
-    }
-    let listed = match dialect {
-        Dialect::Postgres => " AND dlq_id IN (SELECT json_array_elements_text(?::json))",
-        Dialect::Sqlite => " AND dlq_id IN (SELECT value FROM json_each(?))",
-    };
-    let ids: Vec<String> = ids.iter().map(DeadLetterId::to_string).collect();
+    let (listed, listed_ids) = listed(dialect, ids)?;
     let conditions = [
-        (listed, (!ids.is_empty()).then(|| Bind::text(json(&ids)))),
+        (listed, (!ids.is_empty()).then_some(listed_ids)),
         (" AND fingerprint = ?", fingerprint.as_ref().map(|value| Bind::text(value.as_str()))),
         (" AND task_type = ?", task_type.as_ref().map(|value| Bind::text(value.as_str()))),
         (" AND error_code = ?", error_code.as_ref().map(Bind::text)),
@@ -285,41 +340,37 @@ fn matching(
     Ok(found)
 }
 
-/// Groups by cause. Type and code are part of a fingerprint, so each group has one of them.
-fn grouped(
+/// A page of the dead letters that the filter lets through, the newest first.
+fn page(
+    columns: &str,
     dialect: Dialect,
     queue: &QueueName,
     filter: &DeadLetterFilter,
     cursor: &ListCursor,
     limit: usize,
 ) -> std::result::Result<Statement, Fault> {
-    let columns = "SELECT cause.*, item.error AS sample_error, item.task_type, item.error_code FROM ( \
-                   SELECT fingerprint, count(*) AS letters, count(*) FILTER (WHERE decision = 'open') AS undecided, \
-                   min(failed_at) AS first_failed_at, max(failed_at) AS last_failed_at, max(id) AS last_id";
-    let mut groups = matching(columns, dialect, queue, filter)?;
-    groups.push(" GROUP BY fingerprint", []);
-    if let Some(Place(count, fingerprint)) = place_of::<u64, Fingerprint>(cursor)? {
-        let place = [Bind::int(count), Bind::int(count), Bind::text(fingerprint.as_str())];
-        groups.push(" HAVING count(*) < ? OR (count(*) = ? AND fingerprint > ?)", place);
+    let mut select = matching(&format!("SELECT {columns}"), dialect, queue, filter)?;
+    if let Some(Place(at, id)) = place_of::<Timestamp, i64>(cursor)? {
+        select.push(" AND (failed_at, id) < (?, ?)", [Bind::time(at), Bind::int(id)]);
     }
-    let rest = format!(
-        " ORDER BY letters DESC, fingerprint LIMIT {limit}) AS cause JOIN dlq_items AS item ON item.id = cause.last_id \
-         ORDER BY letters DESC, cause.fingerprint"
-    );
-    groups.push(&rest, []);
-    Ok(groups)
+    select.push(&format!(" ORDER BY failed_at DESC, id DESC LIMIT {limit}"), []);
+    Ok(select)
 }
 
-fn cause_of(row: &Row) -> std::result::Result<Cause, Fault> {
-    Ok(Cause {
-        fingerprint: row.parsed("fingerprint")?,
-        count: row.count("letters")?,
-        open: row.count("undecided")?,
-        task_type: row.parsed("task_type")?,
-        error_code: row.text("error_code")?,
-        sample_error: row.text("sample_error")?,
-        first_failed_at: row.time("first_failed_at")?,
-        last_failed_at: row.time("last_failed_at")?,
+fn next_page(rows: &[Row], limit: usize) -> std::result::Result<Option<ListCursor>, Fault> {
+    match rows.last().filter(|_| rows.len() == limit) {
+        Some(row) => Ok(Some(Place(row.time("failed_at")?, row.int("id")?).cursor())),
+        None => Ok(None),
+    }
+}
+
+fn brief(row: &Row) -> std::result::Result<Brief, Fault> {
+    Ok(Brief {
+        id: row.parsed("dlq_id")?,
+        // A producer may have written anything there.
+        replay_of: row.maybe_text("replayed_from")?.and_then(|id| id.parse().ok()),
+        decision: row.parsed("decision")?,
+        created_at: row.time("created_at")?,
     })
 }
 
@@ -352,4 +403,17 @@ fn recorded(row: &Row) -> std::result::Result<RecordedDeadLetter, Fault> {
         replayed_as: row.maybe_parsed("replayed_as")?,
         recorded_at: row.time("recorded_at")?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_survive_being_spelt() {
+        for verdict in Verdict::ALL {
+            assert_eq!(verdict.as_str().parse::<Verdict>(), Ok(verdict));
+        }
+        assert!("done".parse::<Verdict>().expect_err("no such decision").to_string().contains("use open"));
+    }
 }

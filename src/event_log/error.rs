@@ -96,6 +96,11 @@ impl From<sqlx::Error> for Fault {
 }
 
 impl Fault {
+    /// Whether somebody else is at it.
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self, Self::Sql(sqlx::Error::Database(error)) if kind_of(&**error) == Kind::Busy)
+    }
+
     /// As the error of an operation on the database at that place.
     pub(super) fn during(self, operation: &'static str, place: &str) -> EventLogError {
         match self {

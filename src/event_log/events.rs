@@ -3,9 +3,9 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::database::{Bind, Database, Dialect, Row, Statement, storable, time_text};
+use super::database::{Bind, Database, Dialect, Row, Statement, Writer, storable, time_text};
 use super::error::{EventLogError, Fault};
-use super::{EventLog, Place, Result, page_size, place_of};
+use super::{EventLog, Place, Result, page_size, place_of, reviews};
 use crate::broker::{Event, ListCursor, OutboxEntry, Page};
 use crate::protocol::names::{Epoch, QueueName, TaskId, TaskType, TenantId, TraceId};
 use crate::protocol::state::{RetryReason, State};
@@ -113,10 +113,10 @@ fn was_reclaimed(event: &Event) -> bool {
 }
 
 impl EventLog {
-    /// Writes the moves of one outbox entry, all of them or none; says how many were new.
+    /// Writes the moves and decisions of one outbox entry, all of them or none; says
+    /// how many moves were new.
     pub async fn record(&self, queue: &QueueName, entry: &OutboxEntry) -> Result<usize> {
-        let insert = self.insert_of(queue, entry);
-        self.call("record", async |database| Ok(database.execute(&insert).await? as usize)).await
+        self.call("record", async |database| write(&mut database.writer().await?, queue, entry).await).await
     }
 
     /// Writes outbox entries in their order, each in a transaction of its own.
@@ -136,8 +136,7 @@ impl EventLog {
     async fn record_turn(&self, queue: &QueueName, entries: &[OutboxEntry], progress: &mut Progress) -> Result<()> {
         let mut writer = self.call("record", Database::writer).await?;
         for entry in entries {
-            let insert = self.insert_of(queue, entry);
-            progress.new += self.call("record", async |_| writer.execute(&insert).await).await? as usize;
+            progress.new += self.call("record", async |_| write(&mut writer, queue, entry).await).await?;
             progress.entries += 1;
         }
         Ok(())
@@ -146,7 +145,8 @@ impl EventLog {
     /// Everything that happened to a task, in its order; at most [`super::MAX_PAGE`] events.
     pub async fn history(&self, queue: &QueueName, task: &TaskId) -> Result<Vec<RecordedEvent>> {
         let sql = format!(
-            "SELECT * FROM event_log WHERE queue = $1 AND task_id = $2 ORDER BY epoch, occurred_at, id LIMIT {}",
+            "SELECT * FROM event_log WHERE queue = $1 AND task_id = $2 \
+             ORDER BY COALESCE(task_created_at, occurred_at), epoch, occurred_at, id LIMIT {}",
             super::MAX_PAGE
         );
         let select = Statement::new(sql, [Bind::text(queue.to_string()), Bind::text(task.as_str())]);
@@ -181,12 +181,29 @@ impl EventLog {
         })
         .await
     }
+}
 
-    fn insert_of(&self, queue: &QueueName, entry: &OutboxEntry) -> Statement {
-        let moves: Vec<MoveRow<'_>> = entry.events.iter().map(MoveRow::new).collect();
-        let moves = serde_json::to_string(&moves).expect("invariant: text and numbers have a JSON form");
-        insert_moves(self.shared.database.dialect(), queue, moves)
+/// Writes an entry as one transaction; says how many of its moves were new.
+/// Most entries hold no decision, and are one statement.
+async fn write(writer: &mut Writer, queue: &QueueName, entry: &OutboxEntry) -> std::result::Result<usize, Fault> {
+    let dialect = writer.dialect();
+    let insert = insert_of(dialect, queue, entry);
+    if entry.decisions.is_empty() {
+        return Ok(writer.execute(&insert).await? as usize);
     }
+    let mut changes = writer.begin().await?;
+    let new = changes.execute(&insert).await?;
+    for said in &entry.decisions {
+        reviews::record(&mut changes, dialect, &queue.to_string(), said).await?;
+    }
+    changes.commit().await?;
+    Ok(new as usize)
+}
+
+fn insert_of(dialect: Dialect, queue: &QueueName, entry: &OutboxEntry) -> Statement {
+    let moves: Vec<MoveRow<'_>> = entry.events.iter().map(MoveRow::new).collect();
+    let moves = serde_json::to_string(&moves).expect("invariant: text and numbers have a JSON form");
+    insert_moves(dialect, queue, moves)
 }
 
 /// A move as a row. The rows of an entry travel as one JSON text: however many
@@ -206,6 +223,7 @@ struct MoveRow<'a> {
     consumer: Option<String>,
     message_id: Option<String>,
     detail: Option<String>,
+    task_created_at: String,
     occurred_at: String,
 }
 
@@ -225,13 +243,14 @@ impl<'a> MoveRow<'a> {
             consumer: text(&event.consumer),
             message_id: text(&event.message_id),
             detail: text(&event.detail),
+            task_created_at: time_text(event.created_at),
             occurred_at: time_text(event.at),
         }
     }
 }
 
 /// The columns of a [`MoveRow`], with their types in PostgreSQL.
-const MOVE_COLUMNS: [(&str, &str); 13] = [
+const MOVE_COLUMNS: [(&str, &str); 14] = [
     ("event_type", "text"),
     ("task_id", "text"),
     ("epoch", "bigint"),
@@ -244,6 +263,7 @@ const MOVE_COLUMNS: [(&str, &str); 13] = [
     ("consumer", "text"),
     ("message_id", "text"),
     ("detail", "text"),
+    ("task_created_at", "timestamptz"),
     ("occurred_at", "timestamptz"),
 ];
 
@@ -261,7 +281,8 @@ fn insert_moves(dialect: Dialect, queue: &QueueName, moves: String) -> Statement
         }
     };
     let sql = format!(
-        "INSERT INTO event_log (queue, {columns}) {rows} ON CONFLICT (queue, task_id, epoch, to_state) DO NOTHING"
+        "INSERT INTO event_log (queue, {columns}) {rows} \
+         ON CONFLICT (queue, task_id, task_created_at, epoch, to_state) DO NOTHING"
     );
     Statement::new(sql, [Bind::text(queue.to_string()), Bind::Text(Some(moves))])
 }

@@ -18,7 +18,13 @@ impl EventLog {
     /// many. A decision is thus kept as long as the letter itself.
     pub async fn delete_dead_letters_before(&self, queue: &QueueName, time: Timestamp, limit: usize) -> Result<usize> {
         let rows = ("dlq_items", "COALESCE(decided_at, failed_at)");
-        self.delete("delete_dead_letters_before", rows, queue, time, limit).await
+        let deleted = self.delete("delete_dead_letters_before", rows, queue, time, limit).await?;
+        let sql = "DELETE FROM dlq_reviews WHERE id IN (SELECT id FROM dlq_reviews AS review WHERE queue = $1 AND \
+                   reviewed_at < $2 AND NOT EXISTS (SELECT 1 FROM dlq_items AS item WHERE item.queue = review.queue \
+                   AND item.dlq_id = review.dlq_id) ORDER BY reviewed_at LIMIT 1000)";
+        let orphans = Statement::new(sql, [Bind::text(queue.to_string()), Bind::time(time)]);
+        self.call("delete_dead_letters_before", async |database| database.execute(&orphans).await).await?;
+        Ok(deleted)
     }
 
     /// Deletes samples that were taken before that time, oldest first, up to `limit`; says how many.

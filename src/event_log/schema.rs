@@ -5,6 +5,10 @@
 //! and one that is killed leaves nothing half made. A database that is ahead of this
 //! build is used as it is: migrations only add.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use super::database::{Bind, Changes, Database, Dialect, Statement};
 use super::error::Fault;
 
@@ -24,13 +28,31 @@ const VERSIONS_TABLE: &str = "CREATE TABLE IF NOT EXISTS windlass_migrations (ve
 /// Names our lock among those of other programs in the same database: "windlass" in ASCII.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(8604529940662154099)";
 
+/// For how long it is tried again while others are at it.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// Brings the tables up to date. A database that is needs no right to change its schema.
+///
+/// Of several processes that open a new SQLite file, those that meet while it
+/// becomes one with a write-ahead log are refused at once: for that, SQLite does not wait.
 pub(super) async fn migrate(database: &Database) -> Result<(), Fault> {
+    let since = Instant::now();
+    loop {
+        match try_to_migrate(database).await {
+            Err(fault) if fault.is_busy() && since.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
+            answer => return answer,
+        }
+    }
+}
+
+async fn try_to_migrate(database: &Database) -> Result<(), Fault> {
     if is_current(database).await? {
         return Ok(());
     }
     // In SQLite the transaction itself is the lock, and every text is UTF-8.
-    let mut changes = database.begin().await?;
+    let mut writer = database.writer().await?;
+    let mut changes = writer.begin().await?;
     if database.dialect() == Dialect::Postgres {
         check_encoding(&mut changes).await?;
         changes.fetch(&Statement::new(LOCK, [])).await?;
@@ -44,7 +66,7 @@ pub(super) async fn migrate(database: &Database) -> Result<(), Fault> {
 }
 
 /// Another encoding lacks most characters, and the first event with one of them would hold up all others.
-async fn check_encoding(changes: &mut Changes) -> Result<(), Fault> {
+async fn check_encoding(changes: &mut Changes<'_>) -> Result<(), Fault> {
     let select = Statement::new("SELECT current_setting('server_encoding') AS encoding", []);
     let rows = changes.fetch(&select).await?;
     match rows.first().map(|row| row.text("encoding")).transpose()?.as_deref() {
@@ -56,7 +78,7 @@ async fn check_encoding(changes: &mut Changes) -> Result<(), Fault> {
     }
 }
 
-async fn apply(changes: &mut Changes, dialect: Dialect, number: i64, migration: &Migration) -> Result<(), Fault> {
+async fn apply(changes: &mut Changes<'_>, dialect: Dialect, number: i64, migration: &Migration) -> Result<(), Fault> {
     let sql = match dialect {
         Dialect::Postgres => migration.postgres,
         Dialect::Sqlite => migration.sqlite,

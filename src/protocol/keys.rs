@@ -41,6 +41,19 @@ pub enum InvalidKeys {
     NoCommonTag,
 }
 
+/// The names of a queue's streams and of its group of workers, as its provisioning recorded them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedNames {
+    /// The stream that producers write to.
+    pub task: String,
+    /// The stream of final results.
+    pub result: String,
+    /// The stream of dead letters.
+    pub dead_letter: String,
+    /// The consumer group on every lane.
+    pub group: String,
+}
+
 /// The keys of one queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
@@ -98,6 +111,28 @@ impl Keys {
         keys.dead_letter = adopted.dead_letter.clone().unwrap_or_else(|| own("dlq"));
         keys.group = adopted.group.clone().unwrap_or(keys.group);
         Ok(keys)
+    }
+
+    /// What the policies of all queues match, for a server to look for them.
+    pub const ANY_POLICY: &str = "windlass:{*}*:policy";
+
+    /// What a queue's policy matches if the queue adopted names with a hash tag of their own.
+    pub fn adopted_policy(queue: &QueueName) -> String {
+        format!("windlass:{{*}}{queue}:policy")
+    }
+
+    /// The keys of the queue whose policy has that key; `None` if no queue's policy is called so.
+    /// Names that nobody recorded are the queue's own.
+    pub fn of_policy(key: &str, names: Option<RecordedNames>) -> Option<Self> {
+        let prefix = key.strip_suffix("policy")?;
+        let (tag, rest) = prefix.strip_prefix("windlass:{")?.strip_suffix(':')?.split_once('}')?;
+        let queue: QueueName = if rest.is_empty() { tag } else { rest }.parse().ok()?;
+        let mut keys = Self::new(&queue);
+        keys.prefix = prefix.to_owned();
+        if let Some(RecordedNames { task, result, dead_letter, group }) = names {
+            keys = Self { task, result, dead_letter, group, ..keys };
+        }
+        Some(keys)
     }
 
     /// Whether a Redis Cluster would keep all keys in one slot.
@@ -218,6 +253,23 @@ mod tests {
             assert_eq!(hash_tag(&key), Some("shop/emails"), "{key}");
         }
         keys.check_for_cluster().expect("own names are always together");
+    }
+
+    #[test]
+    fn keys_are_found_again_by_the_policy_and_the_recorded_names() {
+        let own = Keys::new(&queue());
+        assert_eq!(Keys::of_policy(&own.policy(), None), Some(own));
+        let tagged = AdoptedKeys { task: Some("{ade}:tasks".into()), ..AdoptedKeys::default() };
+        let plain = AdoptedKeys { result: Some("stream:result".into()), ..AdoptedKeys::default() };
+        for adopted in [tagged, plain] {
+            let keys = Keys::adopting(&queue(), &adopted).expect("valid");
+            let Keys { task, result, dead_letter, group, .. } = keys.clone();
+            let names = RecordedNames { task, result, dead_letter, group };
+            assert_eq!(Keys::of_policy(&keys.policy(), Some(names)), Some(keys));
+        }
+        for odd in ["", "policy", "windlass:{shop/emails}:live", "windlass:{}:policy", "windlass:{a b}:policy"] {
+            assert_eq!(Keys::of_policy(odd, None), None, "{odd:?}");
+        }
     }
 
     #[test]

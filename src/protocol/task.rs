@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::fingerprint::{Fingerprint, fingerprint};
 use super::names::{DeadLetterId, Epoch, IdempotencyKey, TaskId, TaskType, TenantId, TraceId, WorkerId};
 use super::state::{RetryReason, State};
 
@@ -285,6 +286,18 @@ pub struct DeadLetter {
     pub failed_at: Timestamp,
     /// Its attempts, oldest first, as far as they are kept.
     pub history: Vec<Attempt>,
+}
+
+impl DeadLetter {
+    /// Names what it died of.
+    pub fn fingerprint(&self) -> Fingerprint {
+        fingerprint(&self.task_type, &self.error_code, &self.error)
+    }
+
+    /// The dead letter that it was a replay of.
+    pub fn replay_of(&self) -> Option<DeadLetterId> {
+        self.extras.replay_of.as_deref().and_then(|id| id.parse().ok())
+    }
 }
 
 /// One attempt that did not succeed.

@@ -1,13 +1,12 @@
 //! Dead letters: kept whole, read as causes, decided on once.
 
-use windlass::broker::{ErrorClass, ListCursor};
-use windlass::event_log::{
-    Action, DeadLetterFilter, Decision, EventFilter, EventLog, RecordedDeadLetter, Review, Reviewed,
-};
+use windlass::State;
+use windlass::broker::{Decision, DecisionAction, ErrorClass, Event, ListCursor, OutboxEntry};
+use windlass::event_log::{DeadLetterFilter, EventFilter, EventLog, RecordedDeadLetter, Verdict};
 use windlass::protocol::names::DeadLetterId;
 use windlass::protocol::task::{Attempt, DeadLetter, Extras};
 
-use super::place::{Place, all_events, at, letter, queue, task};
+use super::place::{Place, all_events, at, created, entry, letter, queue, task};
 
 /// Dead letters of three causes, none of which says the same twice.
 fn letters_of_three_causes(count: usize) -> Vec<DeadLetter> {
@@ -35,19 +34,22 @@ async fn all(log: &EventLog, filter: &DeadLetterFilter) -> Vec<RecordedDeadLette
     found
 }
 
-fn review(id: &DeadLetterId, action: Action) -> Review {
-    Review {
+fn said(id: &DeadLetterId, action: DecisionAction) -> Decision {
+    Decision {
         dead_letter: id.clone(),
         action,
         person: "ada".to_owned(),
-        reason: "it is hopeless".to_owned(),
-        new_task: (action == Action::Replayed).then(|| task("new")),
+        reason: Some("it is hopeless".to_owned()),
+        new_task: (action == DecisionAction::Replayed).then(|| task("new")),
         at: at(5000),
     }
 }
 
-async fn decide(log: &EventLog, review: &Review) -> Reviewed {
-    log.record_review(&queue(), review).await.expect("answered")
+/// Records a decision as it comes with the outbox: with the moves that it made.
+async fn decide(log: &EventLog, said: &Decision) {
+    let events = said.new_task.iter().map(|new| created(new.as_str(), 5000)).collect();
+    let entry = OutboxEntry { id: "1-0".to_owned(), events, decisions: vec![said.clone()] };
+    log.record(&queue(), &entry).await.expect("recorded");
 }
 
 async fn a_dead_letter_is_kept_whole_and_once(place: &Place) {
@@ -81,7 +83,7 @@ async fn a_dead_letter_is_kept_whole_and_once(place: &Place) {
     log.record_dead_letter(&queue(), &changed).await.expect("the second time changes nothing");
     let found = log.dead_letter(&queue(), &full.id).await.expect("answered").expect("it is there");
     assert_eq!(found.letter, full);
-    assert_eq!((found.decision, found.decided_at, found.replayed_as), (Decision::Open, None, None));
+    assert_eq!((found.decision, found.decided_at, found.replayed_as), (Verdict::Open, None, None));
     assert_eq!(all(&log, &DeadLetterFilter::default()).await.len(), 1);
     let other = "shop/letters".parse().expect("valid");
     assert_eq!(log.dead_letter(&other, &full.id).await.expect("answered"), None);
@@ -99,7 +101,7 @@ async fn two_thousand_dead_letters_read_as_three_causes(place: &Place) {
     let log = place.log().await;
     let letters = letters_of_three_causes(2000);
     record_all(&log, &letters).await;
-    decide(&log, &review(&letters[9].id, Action::Discarded)).await;
+    decide(&log, &said(&letters[9].id, DecisionAction::Discarded)).await;
     let any = DeadLetterFilter::default();
     let causes = log.causes(&queue(), &any, ListCursor::default(), 100).await.expect("answered");
     let counts: Vec<_> = causes.items.iter().map(|cause| (cause.count, cause.open)).collect();
@@ -132,7 +134,7 @@ async fn dead_letters_are_found_by_each_of_their_traits(place: &Place) {
         ..letter("special", "no such thing")
     };
     log.record_dead_letter(&queue(), &special).await.expect("recorded");
-    decide(&log, &review(&special.id, Action::Discarded)).await;
+    decide(&log, &said(&special.id, DecisionAction::Discarded)).await;
     let any = DeadLetterFilter::default();
     let fingerprint = log.dead_letter(&queue(), &special.id).await.expect("answered").expect("there").fingerprint;
     for filter in [
@@ -142,7 +144,7 @@ async fn dead_letters_are_found_by_each_of_their_traits(place: &Place) {
         DeadLetterFilter { error_code: Some(special.error_code), ..any.clone() },
         DeadLetterFilter { tenant: special.tenant_id, ..any.clone() },
         DeadLetterFilter { failed_after: Some(at(90_000)), ..any.clone() },
-        DeadLetterFilter { decision: Some(Decision::Discarded), ..any.clone() },
+        DeadLetterFilter { decision: Some(Verdict::Discarded), ..any.clone() },
     ] {
         let found = all(&log, &filter).await;
         assert_eq!(found.iter().map(|found| &found.letter.id).collect::<Vec<_>>(), [&special.id], "{filter:?}");
@@ -163,7 +165,7 @@ async fn dead_letters_are_found_by_each_of_their_traits(place: &Place) {
 async fn a_walk_that_decides_as_it_goes_sees_every_open_letter_once(place: &Place) {
     let log = place.log().await;
     record_all(&log, &letters_of_three_causes(100)).await;
-    let open = DeadLetterFilter { decision: Some(Decision::Open), ..DeadLetterFilter::default() };
+    let open = DeadLetterFilter { decision: Some(Verdict::Open), ..DeadLetterFilter::default() };
     let (mut seen, mut cursor) = (0, Some(ListCursor::default()));
     while let Some(from) = cursor {
         let page = log.dead_letters(&queue(), &open, from, 9).await.expect("answered");
@@ -171,7 +173,7 @@ async fn a_walk_that_decides_as_it_goes_sees_every_open_letter_once(place: &Plac
             seen += 1;
             // Some stay open, and must not come again.
             if i % 3 != 0 {
-                decide(&log, &review(&found.letter.id, Action::Discarded)).await;
+                decide(&log, &said(&found.letter.id, DecisionAction::Discarded)).await;
             }
         }
         cursor = page.next;
@@ -183,19 +185,20 @@ async fn a_decision_is_kept_with_its_reasons_and_told_as_an_event(place: &Place)
     let log = place.log().await;
     let dead = DeadLetter { trace_id: Some("trace-1".parse().expect("valid")), ..letter("a", "no") };
     log.record_dead_letter(&queue(), &dead).await.expect("recorded");
-    let asked = review(&dead.id, Action::DiscardRequested);
-    let agreed = Review { person: "bob".to_owned(), at: at(6000), ..review(&dead.id, Action::Discarded) };
-    assert_eq!(decide(&log, &asked).await, Reviewed::Recorded);
+    let asked = said(&dead.id, DecisionAction::DiscardRequested);
+    let agreed = Decision { person: "bob".to_owned(), at: at(6000), ..said(&dead.id, DecisionAction::Discarded) };
+    decide(&log, &asked).await;
     let found = log.dead_letter(&queue(), &dead.id).await.expect("answered").expect("there");
-    assert_eq!(found.decision, Decision::Open, "one of two people has agreed");
-    assert_eq!(decide(&log, &agreed).await, Reviewed::Recorded);
-    // Repeated after an answer was lost, at another time.
-    assert_eq!(decide(&log, &Review { at: at(7000), ..agreed.clone() }).await, Reviewed::Before);
+    assert_eq!(found.decision, Verdict::Open, "one of two people has agreed");
+    // The entry comes again, because the outbox could not be trimmed behind it.
+    for _ in 0..3 {
+        decide(&log, &agreed).await;
+    }
 
     let found = log.dead_letter(&queue(), &dead.id).await.expect("answered").expect("there");
-    assert_eq!((found.decision, found.decided_at), (Decision::Discarded, Some(at(6000))));
-    let said = log.reviews(&queue(), &dead.id).await.expect("answered");
-    assert_eq!(said.into_iter().map(|said| said.review).collect::<Vec<_>>(), [asked, agreed]);
+    assert_eq!((found.decision, found.decided_at), (Verdict::Discarded, Some(at(6000))));
+    let kept = log.reviews(&queue(), &dead.id).await.expect("answered");
+    assert_eq!(kept.into_iter().map(|kept| kept.decision).collect::<Vec<_>>(), [asked, agreed]);
     let events = all_events(&log, &EventFilter::default(), 10).await;
     let told: Vec<_> = events.iter().map(|event| (event.event_type.as_str(), event.occurred_at)).collect();
     assert_eq!(told, [("dlq.discard_requested", at(5000)), ("dlq.discarded", at(6000))]);
@@ -208,50 +211,131 @@ async fn the_first_decision_stands(place: &Place) {
     let log = place.log().await;
     let dead = letter("a", "no");
     log.record_dead_letter(&queue(), &dead).await.expect("recorded");
-    assert_eq!(decide(&log, &review(&dead.id, Action::Replayed)).await, Reviewed::Recorded);
-    assert_eq!(decide(&log, &review(&dead.id, Action::Discarded)).await, Reviewed::Recorded, "it was said");
+    decide(&log, &said(&dead.id, DecisionAction::Replayed)).await;
+    decide(&log, &said(&dead.id, DecisionAction::Discarded)).await;
     let found = log.dead_letter(&queue(), &dead.id).await.expect("answered").expect("there");
-    assert_eq!((found.decision, found.replayed_as), (Decision::Replayed, Some(task("new"))));
+    assert_eq!((found.decision, found.replayed_as), (Verdict::Replayed, Some(task("new"))));
+    assert_eq!(log.reviews(&queue(), &dead.id).await.expect("answered").len(), 2, "it was said");
 }
 
-async fn a_review_without_a_letter_a_person_or_a_reason_is_not_taken(place: &Place) {
+/// Retention was faster, or the database came later: history goes on, and nothing waits behind it.
+async fn a_decision_about_a_letter_that_is_not_here_holds_nothing_up(place: &Place) {
     let log = place.log().await;
-    let dead = letter("a", "no");
-    let good = review(&dead.id, Action::Discarded);
-    assert_eq!(decide(&log, &good).await, Reviewed::Unknown);
-    log.record_dead_letter(&queue(), &dead).await.expect("recorded");
-    for bad in [
-        Review { person: " ".to_owned(), ..good.clone() },
-        Review { reason: String::new(), ..good.clone() },
-        Review { new_task: Some(task("b")), ..good.clone() },
-        Review { action: Action::Replayed, ..good.clone() },
-    ] {
-        let error = log.record_review(&queue(), &bad).await.expect_err("incomplete");
-        assert_eq!(error.class(), ErrorClass::Invalid, "{error}");
+    let gone = letter("gone", "no");
+    let replayed = said(&gone.id, DecisionAction::Replayed);
+    for _ in 0..2 {
+        decide(&log, &replayed).await;
     }
-    let empty = Review { reason: String::new(), ..review(&dead.id, Action::Replayed) };
-    assert_eq!(decide(&log, &empty).await, Reviewed::Recorded, "a replay needs no reason");
-    let long = Review { reason: "because ".repeat(10_000), ..good };
-    assert_eq!(decide(&log, &long).await, Reviewed::Recorded, "a reason may be long");
+    let kept = log.reviews(&queue(), &gone.id).await.expect("answered");
+    assert_eq!(kept.into_iter().map(|kept| kept.decision).collect::<Vec<_>>(), [replayed]);
+    let events = all_events(&log, &EventFilter::default(), 10).await;
+    let told: Vec<_> = events.iter().map(|event| event.event_type.as_str()).collect();
+    assert_eq!(told, ["task.created", "dlq.replayed"]);
+    assert_eq!(log.dead_letter(&queue(), &gone.id).await.expect("answered"), None);
+    assert_eq!(log.delete_dead_letters_before(&queue(), at(5000), 10).await.expect("answered"), 0);
+    assert_eq!(log.reviews(&queue(), &gone.id).await.expect("answered").len(), 1, "not before its time");
+    assert_eq!(log.delete_dead_letters_before(&queue(), at(5001), 10).await.expect("answered"), 0);
+    assert!(log.reviews(&queue(), &gone.id).await.expect("answered").is_empty(), "and not for ever");
 }
 
-async fn ten_people_who_say_the_same_at_once_are_ten_and_one_who_says_it_ten_times_is_one(place: &Place) {
+/// Closes: what a driver that is cut while a transaction begins leaves in its pool, a connection whose
+/// later writes are acknowledged and never committed.
+async fn moves_and_decision_of_an_entry_are_there_together_or_not_at_all(place: &Place) {
+    let log = place.log().await;
+    let (mut cut, mut entries) = (0, 0);
+    while cut < 20 && entries < 2000 {
+        let dead = letter(&format!("dead-{entries}"), "no");
+        log.record_dead_letter(&queue(), &dead).await.expect("recorded");
+        let new = task(format!("new-{entries}"));
+        let replayed = Decision { new_task: Some(new.clone()), ..said(&dead.id, DecisionAction::Replayed) };
+        entries += 1;
+        // Enough moves to last for some ticks of the clock.
+        let moves = (0..300).map(|i| created(&format!("new-{entries}-{i}"), 5000));
+        let whole =
+            OutboxEntry { decisions: vec![replayed], ..entry([created(new.as_str(), 5000)].into_iter().chain(moves)) };
+        let moment = std::time::Duration::from_micros(fastrand::u64(0..8000));
+        if tokio::time::timeout(moment, log.record(&queue(), &whole)).await.is_ok() {
+            continue;
+        }
+        cut += 1;
+        // One statement: what was cut may still be committed by the server between two.
+        let count = |rows: String| format!("(SELECT count(*) FROM {rows})");
+        let counts = [
+            count(format!("event_log WHERE task_id = '{new}'")),
+            count(format!("event_log WHERE task_id = '{}'", dead.id.task)),
+            count(format!("dlq_reviews WHERE dlq_id = '{}'", dead.id)),
+        ];
+        let there = place.query(&format!("SELECT {}", counts.join(", "))).expect("answered");
+        assert!(there == "0|0|0" || there == "1|1|1", "{there}");
+        log.record(&queue(), &whole).await.expect("recorded");
+    }
+    assert!(cut >= 20, "only {cut} of {entries} were cut");
+    for table in ["dlq_reviews", "dlq_items WHERE decision = 'replayed'", "event_log WHERE event_type = 'dlq.replayed'"]
+    {
+        let count = place.query(&format!("SELECT count(*) FROM {table}")).expect("answered");
+        assert_eq!(count, entries.to_string(), "{table}");
+    }
+}
+
+async fn eight_recorders_of_one_decision_record_it_once(place: &Place) {
     let log = place.log().await;
     let dead = letter("a", "no");
     log.record_dead_letter(&queue(), &dead).await.expect("recorded");
     let mut calls = Vec::new();
-    for i in 0..20 {
-        let person = if i < 10 { format!("p{i}") } else { "ada".to_owned() };
-        let (log, said) = (log.clone(), Review { person, ..review(&dead.id, Action::Escalated) });
+    for _ in 0..8 {
+        let (log, said) = (log.clone(), said(&dead.id, DecisionAction::Discarded));
         calls.push(tokio::spawn(async move { decide(&log, &said).await }));
     }
-    let mut recorded = 0;
     for call in calls {
-        recorded += usize::from(call.await.expect("no panic") == Reviewed::Recorded);
+        call.await.expect("no panic");
     }
-    assert_eq!(recorded, 11);
-    assert_eq!(log.reviews(&queue(), &dead.id).await.expect("answered").len(), 11);
-    assert_eq!(all_events(&log, &EventFilter::default(), 100).await.len(), 11);
+    assert_eq!(log.reviews(&queue(), &dead.id).await.expect("answered").len(), 1);
+    assert_eq!(all_events(&log, &EventFilter::default(), 100).await.len(), 1);
+}
+
+async fn a_word_that_no_database_holds_does_not_hold_up_a_decision(place: &Place) {
+    let log = place.log().await;
+    let dead = letter("a", "no");
+    log.record_dead_letter(&queue(), &dead).await.expect("recorded");
+    let odd = Decision {
+        person: "a\0da".to_owned(),
+        reason: Some("because \0 ".repeat(10_000)),
+        ..said(&dead.id, DecisionAction::Discarded)
+    };
+    decide(&log, &odd).await;
+    let kept = log.reviews(&queue(), &dead.id).await.expect("answered");
+    assert_eq!(kept[0].decision.person, "a\u{fffd}da");
+}
+
+/// An id may come back after its queue has forgotten it: that is another task.
+async fn an_id_that_is_used_again_has_a_history_and_a_dead_letter_of_its_own(place: &Place) {
+    let log = place.log().await;
+    let (first, second) =
+        (letter("a", "no"), DeadLetter { created_at: at(90_000), failed_at: at(91_000), ..letter("a", "never") });
+    let life = |start: i64| {
+        [(None, State::Queued), (Some(State::Queued), State::DlqPending)].map(|(from, to)| Event {
+            from,
+            to,
+            created_at: at(start),
+            ..created("a", start + 1)
+        })
+    };
+    for (start, letter) in [(0, &first), (90_000, &second)] {
+        assert_eq!(log.record(&queue(), &entry(life(start))).await.expect("recorded"), 2);
+        log.record_dead_letter(&queue(), letter).await.expect("recorded");
+        decide(&log, &Decision { at: letter.failed_at, ..said(&letter.id, DecisionAction::Discarded) }).await;
+    }
+    assert_eq!(log.record(&queue(), &entry(life(0))).await.expect("recorded"), 0, "it comes again");
+    log.record_dead_letter(&queue(), &first).await.expect("the older one changes nothing");
+    let found = log.dead_letter(&queue(), &first.id).await.expect("answered").expect("there");
+    assert_eq!((found.letter, found.decision, found.decided_at), (second, Verdict::Discarded, Some(at(91_000))));
+    let history = log.history(&queue(), &task("a")).await.expect("answered");
+    let told: Vec<_> = history.iter().map(|event| event.event_type.as_str()).collect();
+    // Some of it in one millisecond, so in any order within a life.
+    for life in [&told[..3], &told[3..]] {
+        let once = ["task.created", "task.dlq_pending", "dlq.discarded"];
+        assert!(life.len() == 3 && once.iter().all(|kind| life.contains(kind)), "{told:?}");
+    }
 }
 
 async fn a_replay_that_failed_the_same_way_again_is_known(place: &Place) {
@@ -287,7 +371,10 @@ suite!(
     a_walk_that_decides_as_it_goes_sees_every_open_letter_once,
     a_decision_is_kept_with_its_reasons_and_told_as_an_event,
     the_first_decision_stands,
-    a_review_without_a_letter_a_person_or_a_reason_is_not_taken,
-    ten_people_who_say_the_same_at_once_are_ten_and_one_who_says_it_ten_times_is_one,
+    a_decision_about_a_letter_that_is_not_here_holds_nothing_up,
+    moves_and_decision_of_an_entry_are_there_together_or_not_at_all,
+    eight_recorders_of_one_decision_record_it_once,
+    a_word_that_no_database_holds_does_not_hold_up_a_decision,
+    an_id_that_is_used_again_has_a_history_and_a_dead_letter_of_its_own,
     a_replay_that_failed_the_same_way_again_is_known,
 );

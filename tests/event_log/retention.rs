@@ -1,9 +1,10 @@
 //! Nothing is forgotten too early, and no call forgets too much.
 
-use windlass::event_log::{Action, DeadLetterFilter, EventFilter, Review};
+use windlass::broker::{Decision, DecisionAction, OutboxEntry};
+use windlass::event_log::{DeadLetterFilter, EventFilter};
 use windlass::protocol::task::DeadLetter;
 
-use super::place::{Place, all_events, at, entry_of, letter, queue, task};
+use super::place::{Place, all_events, at, entry, entry_of, letter, queue, task};
 
 async fn events_go_in_bounded_batches_and_never_before_their_time(place: &Place) {
     let log = place.log().await;
@@ -27,22 +28,23 @@ async fn a_dead_letter_is_kept_for_its_time_after_it_failed_and_after_it_was_dec
     for letter in [&open, &decided, &young] {
         log.record_dead_letter(&queue(), letter).await.expect("recorded");
     }
-    let review = Review {
+    let said = Decision {
         dead_letter: decided.id.clone(),
-        action: Action::Discarded,
+        action: DecisionAction::Discarded,
         person: "ada".to_owned(),
-        reason: "hopeless".to_owned(),
+        reason: Some("hopeless".to_owned()),
         new_task: None,
         at: at(150),
     };
-    log.record_review(&queue(), &review).await.expect("recorded");
+    let entry = OutboxEntry { decisions: vec![said], ..entry([]) };
+    log.record(&queue(), &entry).await.expect("recorded");
     let left = async || {
         let page = log.dead_letters(&queue(), &DeadLetterFilter::default(), Default::default(), 10).await;
         page.expect("answered").items.iter().map(|found| found.letter.id.task.to_string()).collect::<Vec<_>>()
     };
     assert_eq!(log.delete_dead_letters_before(&queue(), at(10), 10).await.expect("answered"), 0);
     assert_eq!(log.delete_dead_letters_before(&queue(), at(100), 10).await.expect("answered"), 1);
-    assert_eq!(left().await, ["decided", "young"]);
+    assert_eq!(left().await, ["young", "decided"]);
     assert_eq!(log.reviews(&queue(), &decided.id).await.expect("answered").len(), 1);
     assert_eq!(log.delete_dead_letters_before(&queue(), at(300), 1).await.expect("answered"), 1, "one at a time");
     assert_eq!(left().await, ["young"], "the oldest first");

@@ -9,7 +9,7 @@ use windlass::State;
 use windlass::broker::{Broker, QueueCounts};
 use windlass::protocol::policy::{EventRecording, Policy};
 
-use super::ground::{Ground, leader_program, tasks_that};
+use crate::support::ground::{Ground, Leader, example, tasks_that};
 use crate::support::load::hasty_policy;
 use crate::support::servers::{Flavor, Postgres, Server};
 
@@ -138,7 +138,7 @@ async fn leaders_that_overlap_pause_and_disagree_about_the_time_do_no_harm() {
     let _here = ground.lead().await;
     let pausing = ground.lead_apart();
     let mut early = Command::new("faketime");
-    early.args(["-f", "+1h"]).arg(leader_program());
+    early.args(["-f", "+1h"]).arg(example("leader"));
     let _early = ground.lead_apart_by(early);
     let load = tokio::spawn(ground.load(10_000).run());
     let mut pauses = 0;
@@ -160,9 +160,9 @@ async fn without_a_database_dead_letters_live_in_redis() {
     let server = Server::start(Flavor::Redis70).await;
     let policy = Policy { events: EventRecording::Off, ..hasty_policy() };
     let ground = Ground::new(&server, String::new(), &policy).await;
-    let mut command = Command::new(leader_program());
+    let mut command = Command::new(example("leader"));
     command.args([&ground.redis_url, &ground.name.to_string()]);
-    let _leader = super::ground::Leader(command.spawn().expect("the leader starts"));
+    let _leader = Leader(command.spawn().expect("the leader starts"));
     let account = ground.load(2_000).run().await;
     account.check_nothing_lost(&ground.broker).await;
     let counts = ground.broker.counts().await.expect("counted");

@@ -9,7 +9,7 @@ use windlass::protocol::names::{Capabilities, WorkerId};
 use windlass::protocol::policy::Policy;
 use windlass::{NewTask, TaskType};
 
-use super::ground::Ground;
+use crate::support::ground::Ground;
 use crate::support::servers::{Flavor, Server};
 
 /// How many leases the dead workers hold.

@@ -3,6 +3,7 @@
 #
 #   tests/servers/install.sh            Redis 7.0, Redis 6.2, Valkey 9.1, PostgreSQL, openssl
 #   tests/servers/install.sh --peers    the same, and BullMQ and asynq for the benchmark
+#   tests/servers/install.sh --redis    Redis 7.0 alone, for windlass dev
 #
 # Everything lands under $WINDLASS_CACHE (default: ~/.cache/windlass). What is
 # there and runs is left alone, so a second run takes a fraction of a second.
@@ -20,10 +21,12 @@ say() { echo "install: $*"; }
 die() { echo "install: $*" >&2; exit 1; }
 
 peers=no
+redis_alone=no
 case "$#:${1:-}" in
   0:) ;;
   1:--peers) peers=yes ;;
-  *) echo "install: usage: tests/servers/install.sh [--peers]" >&2; exit 2 ;;
+  1:--redis) redis_alone=yes ;;
+  *) echo "install: usage: tests/servers/install.sh [--peers | --redis]" >&2; exit 2 ;;
 esac
 
 mkdir -p "$cache/servers" "$cache/peers"
@@ -115,6 +118,8 @@ if ! is "$redis70/redis-server" 7.0. || ! is "$redis70/redis-cli" 7.0.; then
   want "$tmp/redis-7.0/redis-cli" 7.0.
   place "$tmp/redis-7.0" "$redis70"
 fi
+
+[[ $redis_alone == no ]] || exit 0
 
 # PostgreSQL, from Debian, in whatever version that has. Installing the package would make a database
 # of its own and start it on port 5432, unless we say otherwise; the tests make their own.

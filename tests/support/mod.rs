@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, reason = "shared by test files, each a crate of its own")]
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
+pub mod ground;
 pub mod load;
 pub mod servers;
 

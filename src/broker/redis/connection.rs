@@ -95,11 +95,12 @@ impl Endpoint {
         };
         let (scheme, rest) = options.url.split_once("://").ok_or_else(|| invalid("it has no scheme"))?;
         let (scheme, topology) = scheme.split_once('+').unwrap_or((scheme, ""));
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (credentials, hosts) = match authority.rsplit_once('@') {
-            Some((credentials, hosts)) => (format!("{credentials}@"), hosts),
-            None => (String::new(), authority),
+        // First the credentials: a slash in a password must not make a part of it a host.
+        let (credentials, rest) = match rest.rsplit_once('@') {
+            Some((credentials, rest)) => (format!("{credentials}@"), rest),
+            None => (String::new(), rest),
         };
+        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (kind, path) = match topology {
             "" => (Kind::Standalone, path),
             "cluster" => (Kind::Cluster, ""),
@@ -193,20 +194,48 @@ impl Endpoint {
         asked.ok_or_else(unknown)
     }
 
+    /// The servers that together hold all keys: one, or every master of a Cluster.
+    pub(super) async fn masters(
+        &self,
+        config: &AsyncConnectionConfig,
+    ) -> redis::RedisResult<Vec<MultiplexedConnection>> {
+        if !self.is_cluster() {
+            return Ok(vec![self.open("", config).await?]);
+        }
+        let mut last = None;
+        for seed in &self.seeds {
+            match self.masters_through(seed, config).await {
+                Ok(masters) => return Ok(masters),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.expect("invariant: there is at least one seed"))
+    }
+
+    async fn masters_through(
+        &self,
+        seed: &ConnectionInfo,
+        config: &AsyncConnectionConfig,
+    ) -> redis::RedisResult<Vec<MultiplexedConnection>> {
+        let (_, mut asked) = self.connect(seed.clone(), config).await?;
+        let ranges: Vec<Vec<Value>> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut asked).await?;
+        let mut addresses = std::collections::BTreeSet::new();
+        for range in &ranges {
+            addresses.insert(master_of(range)?);
+        }
+        let mut masters = Vec::with_capacity(addresses.len());
+        for (host, port) in addresses {
+            let host = if host.is_empty() { host_of(seed) } else { host };
+            masters.push(self.connect(seed.clone().set_addr(moved_to(seed, host, port)), config).await?.1);
+        }
+        Ok(masters)
+    }
+
     async fn ask_node(&self, mut node: MultiplexedConnection, key: &str) -> redis::RedisResult<(String, u16)> {
         let slot: i64 = redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query_async(&mut node).await?;
         let ranges: Vec<Vec<Value>> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut node).await?;
         let mine = |range: &&Vec<Value>| matches!(range[..], [Value::Int(from), Value::Int(to), ..] if (from..=to).contains(&slot));
-        let nobody =
-            || redis::RedisError::from((redis::ErrorKind::Client, "CLUSTERDOWN nobody serves the queue's slot"));
-        let master = ranges.iter().find(mine).and_then(|range| range.get(2)).ok_or_else(nobody)?;
-        let (host, port): (String, u16) = match master {
-            Value::Array(parts) if parts.len() >= 2 => {
-                (redis::from_redis_value_ref(&parts[0])?, redis::from_redis_value_ref(&parts[1])?)
-            }
-            _ => return Err(nobody()),
-        };
-        Ok((host, port))
+        master_of(ranges.iter().find(mine).ok_or_else(nobody_serves)?)
     }
 
     /// A Sentinel may still name a master that has just been demoted.
@@ -221,6 +250,20 @@ impl Endpoint {
         } else {
             Err(redis::RedisError::from((redis::ErrorKind::Client, "READONLY the named master is a replica")))
         }
+    }
+}
+
+fn nobody_serves() -> redis::RedisError {
+    redis::RedisError::from((redis::ErrorKind::Client, "CLUSTERDOWN nobody serves the queue's slot"))
+}
+
+/// The master of a range of slots, as CLUSTER SLOTS names it.
+fn master_of(range: &[Value]) -> redis::RedisResult<(String, u16)> {
+    match range.get(2) {
+        Some(Value::Array(parts)) if parts.len() >= 2 => {
+            Ok((redis::from_redis_value_ref(&parts[0])?, redis::from_redis_value_ref(&parts[1])?))
+        }
+        _ => Err(nobody_serves()),
     }
 }
 
@@ -377,6 +420,12 @@ impl Link {
         self.opened(opened)
     }
 
+    /// Opens connections to all servers that hold keys, for one caller alone.
+    pub(super) async fn open_all(&self) -> std::result::Result<Vec<MultiplexedConnection>, Fault> {
+        let opened = tokio::time::timeout(self.connect_timeout, self.endpoint.masters(&self.config)).await;
+        self.opened(opened)
+    }
+
     /// What came of opening a connection in time.
     fn opened<T>(
         &self,
@@ -418,7 +467,16 @@ mod tests {
 
     #[test]
     fn a_bad_url_gets_a_sentence_without_the_password() {
-        for bad in ["", "nonsense", "http://x", "redis+ring://a:1", "redis+sentinel://a:1", "redis://u:hunter2@:x"] {
+        for bad in [
+            "",
+            "nonsense",
+            "http://x",
+            "redis+ring://a:1",
+            "redis+sentinel://a:1",
+            "redis://u:hunter2@:x",
+            "redis://u:hunter2/b@localhost",
+            "redis+cluster://u:hunter2/b@localhost",
+        ] {
             let Err(error) = parse(bad) else { panic!("{bad} was accepted") };
             assert!(error.to_string().contains("write redis://HOST:PORT"), "{error}");
             assert!(!error.to_string().contains("hunter2"), "{error}");

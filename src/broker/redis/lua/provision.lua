@@ -1,8 +1,10 @@
 -- Makes the queue if it is not there, and writes its policy.
 --
 -- KEYS as in every script. This one runs before there is a policy.
--- ARGV[3] owner  ARGV[4] 'force' to take over  then policy fields and values
+-- ARGV[3] owner  ARGV[4] 'force' to take over, or '=' and the spec that must still be in force
+-- then policy fields and values
 -- RETURNS {'ok'} or {'owned', owner} or {'version', version} or {'type', key that is no stream}
+--   or {'changed'} (the spec in force is another one)
 local call = redis.call
 call('EXISTS', KEYS[1], KEYS[1] .. ':none') -- refused while the slot moves
 local P = string.sub(KEYS[1], 1, -7)
@@ -14,6 +16,9 @@ end
 if owner and owner ~= ARGV[3] and ARGV[4] ~= 'force' then
   return { 'owned', owner }
 end
+if string.sub(ARGV[4], 1, 1) == '=' and call('HGET', KEYS[1], 'spec') ~= string.sub(ARGV[4], 2) then
+  return { 'changed' }
+end
 for i = 2, 4 do
   local kind = call('TYPE', KEYS[i]).ok
   if kind ~= 'none' and kind ~= 'stream' then
@@ -21,7 +26,9 @@ for i = 2, 4 do
   end
 end
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
-call('HSET', P .. 'meta', 'version', version or 1, 'owner', ARGV[3])
+-- With the names, so that whoever knows the queue alone finds what it adopted.
+call('HSET', P .. 'meta', 'version', version or 1, 'owner', ARGV[3], 'task', KEYS[2], 'result', KEYS[3], 'dlq', KEYS[4],
+  'group', group)
 
 -- Where the group of workers on the task stream has got to is kept, so that a
 -- group that is lost starts there again and not at the beginning of history.

@@ -15,12 +15,14 @@ CREATE TABLE event_log (
     message_id TEXT,
     detail TEXT,
     idempotency_key TEXT,
+    task_created_at TIMESTAMPTZ,
     occurred_at TIMESTAMPTZ NOT NULL,
     recorded_at TIMESTAMPTZ NOT NULL DEFAULT now()
 );
 
--- A move is recorded once. Decisions move no task, so their to_state is null, and nulls differ.
-CREATE UNIQUE INDEX event_log_move ON event_log (queue, task_id, epoch, to_state);
+-- A move is recorded once; an id that is used again is another task, created at another time.
+-- Decisions move no task, so their to_state is null, and nulls differ.
+CREATE UNIQUE INDEX event_log_move ON event_log (queue, task_id, task_created_at, epoch, to_state);
 
 -- An outside effect is recorded once a key. Moves carry no key.
 CREATE UNIQUE INDEX event_log_side_effect ON event_log (queue, COALESCE(tenant_id, ''), idempotency_key)
@@ -64,7 +66,8 @@ CREATE INDEX dlq_items_time ON dlq_items (queue, failed_at, id);
 CREATE INDEX dlq_items_cause ON dlq_items (queue, fingerprint, failed_at, id);
 CREATE INDEX dlq_items_retention ON dlq_items (queue, (COALESCE(decided_at, failed_at)));
 
--- Who said what about a dead letter. review_key makes saying it twice saying it once.
+-- Who said what about a dead letter, whether or not that is (still) here. review_key makes recording it
+-- twice recording it once.
 CREATE TABLE dlq_reviews (
     id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue TEXT NOT NULL,
@@ -72,13 +75,14 @@ CREATE TABLE dlq_reviews (
     review_key TEXT NOT NULL,
     action TEXT NOT NULL,
     person TEXT NOT NULL,
-    reason TEXT NOT NULL,
+    reason TEXT,
     new_task_id TEXT,
     reviewed_at TIMESTAMPTZ NOT NULL,
     recorded_at TIMESTAMPTZ NOT NULL DEFAULT now(),
-    UNIQUE (queue, dlq_id, review_key),
-    FOREIGN KEY (queue, dlq_id) REFERENCES dlq_items (queue, dlq_id) ON DELETE CASCADE
+    UNIQUE (queue, dlq_id, review_key)
 );
+
+CREATE INDEX dlq_reviews_time ON dlq_reviews (queue, reviewed_at);
 
 -- A queue in numbers, one row a sample.
 CREATE TABLE task_queue_metrics (

@@ -17,12 +17,14 @@ CREATE TABLE event_log (
     message_id TEXT,
     detail TEXT,
     idempotency_key TEXT,
+    task_created_at TEXT,
     occurred_at TEXT NOT NULL,
     recorded_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
 ) STRICT;
 
--- A move is recorded once. Decisions move no task, so their to_state is null, and nulls differ.
-CREATE UNIQUE INDEX event_log_move ON event_log (queue, task_id, epoch, to_state);
+-- A move is recorded once; an id that is used again is another task, created at another time.
+-- Decisions move no task, so their to_state is null, and nulls differ.
+CREATE UNIQUE INDEX event_log_move ON event_log (queue, task_id, task_created_at, epoch, to_state);
 
 -- An outside effect is recorded once a key. Moves carry no key.
 CREATE UNIQUE INDEX event_log_side_effect ON event_log (queue, COALESCE(tenant_id, ''), idempotency_key)
@@ -66,7 +68,8 @@ CREATE INDEX dlq_items_time ON dlq_items (queue, failed_at, id);
 CREATE INDEX dlq_items_cause ON dlq_items (queue, fingerprint, failed_at, id);
 CREATE INDEX dlq_items_retention ON dlq_items (queue, COALESCE(decided_at, failed_at));
 
--- Who said what about a dead letter. review_key makes saying it twice saying it once.
+-- Who said what about a dead letter, whether or not that is (still) here. review_key makes recording it
+-- twice recording it once.
 CREATE TABLE dlq_reviews (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     queue TEXT NOT NULL,
@@ -74,13 +77,14 @@ CREATE TABLE dlq_reviews (
     review_key TEXT NOT NULL,
     action TEXT NOT NULL,
     person TEXT NOT NULL,
-    reason TEXT NOT NULL,
+    reason TEXT,
     new_task_id TEXT,
     reviewed_at TEXT NOT NULL,
     recorded_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
-    UNIQUE (queue, dlq_id, review_key),
-    FOREIGN KEY (queue, dlq_id) REFERENCES dlq_items (queue, dlq_id) ON DELETE CASCADE
+    UNIQUE (queue, dlq_id, review_key)
 ) STRICT;
+
+CREATE INDEX dlq_reviews_time ON dlq_reviews (queue, reviewed_at);
 
 -- A queue in numbers, one row a sample.
 CREATE TABLE task_queue_metrics (

@@ -11,7 +11,7 @@
 -- The same question tells whether anything out of the ordinary is there:
 -- delayed tasks, retries, classes of workers, raw duplicates, reports of
 -- progress. Most calls are spared the look at each.
-local call = redis.call
+local call, ARGV, KEYS, unpack = redis.call, ARGV, KEYS, unpack
 local P = string.sub(KEYS[1], 1, -7)
 local ordinary = call('EXISTS', KEYS[1], KEYS[1] .. ':none', P .. 'delayed', P .. 'retrying', P .. 'classes',
   P .. 'aliases', P .. 'progress') == 1

@@ -16,23 +16,23 @@ use windlass::protocol::names::QueueName;
 use windlass::protocol::policy::Policy;
 use windlass::{State, TaskId};
 
-use crate::support::load::{Account, LedBy, Load};
-use crate::support::servers::Server;
-use crate::support::{fresh_queue, owner};
+use super::load::{Account, LedBy, Load};
+use super::servers::Server;
+use super::{fresh_queue, owner};
 use windlass::broker::Broker;
 
 /// A queue on a Redis, with its history in a database.
-pub(super) struct Ground {
-    pub(super) name: QueueName,
-    pub(super) keys: Keys,
-    pub(super) redis: Redis,
-    pub(super) redis_url: String,
-    pub(super) log_url: String,
-    pub(super) broker: Arc<RedisBroker>,
+pub struct Ground {
+    pub name: QueueName,
+    pub keys: Keys,
+    pub redis: Redis,
+    pub redis_url: String,
+    pub log_url: String,
+    pub broker: Arc<RedisBroker>,
 }
 
 impl Ground {
-    pub(super) async fn new(server: &Server, log_url: String, policy: &Policy) -> Self {
+    pub async fn new(server: &Server, log_url: String, policy: &Policy) -> Self {
         let (name, redis_url) = (fresh_queue(), server.url());
         let keys = Keys::new(&name);
         let redis = Redis::new(RedisOptions::new(&redis_url)).expect("a usable URL");
@@ -41,18 +41,18 @@ impl Ground {
         Self { name, keys, redis, redis_url, log_url, broker }
     }
 
-    pub(super) fn log(&self) -> EventLog {
+    pub fn log(&self) -> EventLog {
         EventLog::open(&self.log_url).expect("a usable URL")
     }
 
-    pub(super) fn load(&self, tasks: usize) -> Load {
+    pub fn load(&self, tasks: usize) -> Load {
         let (keys, url) = (self.keys.clone(), self.redis_url.clone());
         let connect = move || Arc::new(RedisBroker::new(keys.clone(), RedisOptions::new(&url)).expect("usable"));
         Load { tasks, workers: 8, producers: 2, cut_percent: 2, led_by: LedBy::TheTest, connect: Box::new(connect) }
     }
 
     /// Leads in this process.
-    pub(super) async fn lead(&self) -> Runner {
+    pub async fn lead(&self) -> Runner {
         let mut runner = Runner::start(LoopMetrics::default());
         runner.listen(self.redis.notices());
         runner.add(self.keys.prefix(), Queue::new(self.name.clone(), self.broker.clone(), Some(self.log()))).await;
@@ -60,17 +60,17 @@ impl Ground {
     }
 
     /// Leads in a process of its own.
-    pub(super) fn lead_apart(&self) -> Leader {
-        self.lead_apart_by(Command::new(leader_program()))
+    pub fn lead_apart(&self) -> Leader {
+        self.lead_apart_by(Command::new(example("leader")))
     }
 
-    pub(super) fn lead_apart_by(&self, mut command: Command) -> Leader {
+    pub fn lead_apart_by(&self, mut command: Command) -> Leader {
         command.args([&self.redis_url, &self.name.to_string(), &self.log_url]);
         Leader(command.stdin(Stdio::null()).spawn().expect("the leader starts"))
     }
 
     /// Checks tasks, events and dead letters after a load that ended.
-    pub(super) async fn check(&self, account: &Account) {
+    pub async fn check(&self, account: &Account) {
         account.check_nothing_lost(&self.broker).await;
         let events = self.events().await;
         check_walks(&events, &account.accepted);
@@ -79,7 +79,7 @@ impl Ground {
         assert_eq!(letters as usize, failed.len(), "each failed task has one dead letter");
     }
 
-    pub(super) async fn events(&self) -> Vec<RecordedEvent> {
+    pub async fn events(&self) -> Vec<RecordedEvent> {
         let (log, mut all, mut cursor) = (self.log(), Vec::new(), Some(ListCursor::default()));
         while let Some(from) = cursor {
             let page = log.events(&self.name, &EventFilter::default(), from, 1000).await.expect("the log can be read");
@@ -90,7 +90,7 @@ impl Ground {
     }
 }
 
-pub(super) fn tasks_that(events: &[RecordedEvent], state: State) -> HashSet<TaskId> {
+pub fn tasks_that(events: &[RecordedEvent], state: State) -> HashSet<TaskId> {
     events.iter().filter(|event| event.to == Some(state)).map(|event| event.task_id.clone()).collect()
 }
 
@@ -117,15 +117,15 @@ fn check_walks(events: &[RecordedEvent], accepted: &[TaskId]) {
 }
 
 /// A leader in a process of its own, which ends with this value.
-pub(super) struct Leader(pub(super) Child);
+pub struct Leader(pub Child);
 
 impl Leader {
-    pub(super) fn kill9(&mut self) {
+    pub fn kill9(&mut self) {
         self.0.kill().expect("the leader can be killed");
         self.0.wait().expect("the leader ends");
     }
 
-    pub(super) fn signal(&self, signal: &str) {
+    pub fn signal(&self, signal: &str) {
         let done = Command::new("kill").args([signal, &self.0.id().to_string()]).status().expect("kill runs");
         assert!(done.success(), "the leader is there");
     }
@@ -138,10 +138,10 @@ impl Drop for Leader {
     }
 }
 
-/// `examples/leader.rs`, which cargo builds with the tests.
-pub(super) fn leader_program() -> PathBuf {
+/// A program under `examples/`, which cargo builds with the tests.
+pub fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test has a path");
-    let program = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").join("examples/leader");
+    let program = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").join("examples").join(name);
     assert!(
         program.exists(),
         "{} is missing: cargo build --examples makes it (cargo test without --test does, too)",

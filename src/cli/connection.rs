@@ -1,0 +1,124 @@
+//! Where a command finds its queue and its event log.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::CliError;
+use super::units::parse_duration;
+use crate::broker::BrokerError;
+use crate::broker::redis::{Redis, RedisBroker, RedisOptions};
+use crate::event_log::EventLog;
+use crate::protocol::names::QueueName;
+
+/// How to reach a Redis.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Connection")]
+pub struct RedisArgs {
+    /// The Redis that the queue is on: redis://[USER:PASSWORD@]HOST:PORT[/DB], rediss:// for TLS,
+    /// redis+sentinel://HOST:PORT,…/MASTER, or redis+cluster://HOST:PORT,….
+    #[arg(
+        long,
+        env = "WINDLASS_REDIS_URL",
+        hide_env_values = true,
+        default_value = "redis://127.0.0.1:6379",
+        value_name = "URL"
+    )]
+    pub redis_url: String,
+    /// A file with the certificate authority (PEM) to trust instead of the public ones.
+    #[arg(long, env = "WINDLASS_REDIS_CA_FILE", value_name = "FILE")]
+    pub redis_ca_file: Option<PathBuf>,
+    /// How long to wait for the connection and for each answer.
+    #[arg(long, value_parser = parse_duration, default_value = "5s", value_name = "DURATION")]
+    pub connect_timeout: Duration,
+}
+
+impl RedisArgs {
+    /// The Redis that the options name. Connects when it is first used.
+    pub fn open(&self) -> Result<Redis, CliError> {
+        let mut options = RedisOptions::new(&self.redis_url);
+        options.connect_timeout = self.connect_timeout;
+        options.response_timeout = self.connect_timeout;
+        if let Some(file) = &self.redis_ca_file {
+            let read = std::fs::read(file).map_err(|error| {
+                CliError::usage(format!("the certificate file {} cannot be read: {error}", file.display()))
+            })?;
+            options.ca_pem = Some(read);
+        }
+        Ok(Redis::new(options)?)
+    }
+
+    /// Does the first thing that needs the server, which has to come within the time for a connection.
+    pub async fn first<T>(&self, work: impl Future<Output = Result<T, BrokerError>>) -> Result<T, CliError> {
+        match tokio::time::timeout(self.connect_timeout, work).await {
+            Ok(answer) => Ok(answer?),
+            Err(_) => Err(CliError::failed(format!(
+                "Redis did not answer within {}: check that it runs and that --redis-url is right, or raise \
+                 --connect-timeout",
+                super::units::spoken(self.connect_timeout)
+            ))),
+        }
+    }
+}
+
+/// Which queue, on which Redis.
+#[derive(Debug, Clone, clap::Args)]
+pub struct QueueArgs {
+    /// The queue: NAME, or NAMESPACE/NAME where it is not in the namespace `default`.
+    #[arg(short = 'q', long, env = "WINDLASS_QUEUE", value_name = "QUEUE")]
+    pub queue: QueueName,
+    /// Where it is.
+    #[command(flatten)]
+    pub redis: RedisArgs,
+}
+
+/// A queue that was found.
+pub struct FoundQueue {
+    /// Its name.
+    pub name: QueueName,
+    /// Its operations.
+    pub broker: Arc<RedisBroker>,
+    /// Who provisioned it, if that is recorded.
+    pub owner: Option<String>,
+}
+
+impl QueueArgs {
+    /// Finds the queue; says so if it is not there.
+    pub async fn find(&self) -> Result<FoundQueue, CliError> {
+        let redis = self.redis.open()?;
+        let Some(found) = self.redis.first(redis.find(&self.queue)).await? else {
+            return Err(CliError::not_found(format!(
+                "queue {} is not on this Redis: create its TaskQueue (or run `windlass dev` with its manifest), or see \
+                 `windlass queue list` for those that are",
+                self.queue
+            )));
+        };
+        let broker = Arc::new(redis.queue(found.keys)?);
+        Ok(FoundQueue { name: self.queue.clone(), broker, owner: found.owner })
+    }
+}
+
+/// Where history is kept.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Connection")]
+pub struct EventLogArgs {
+    /// The event log: postgres://USER:PASSWORD@HOST:PORT/DATABASE or sqlite://PATH.
+    #[arg(long, env = "WINDLASS_EVENT_LOG_URL", hide_env_values = true, value_name = "URL")]
+    pub event_log: Option<String>,
+}
+
+impl EventLogArgs {
+    /// The event log, if one was named. A command that reads does not make a new one.
+    pub fn open(&self) -> Result<Option<EventLog>, CliError> {
+        let Some(url) = self.event_log.as_deref().filter(|url| !url.is_empty()) else { return Ok(None) };
+        if let Some(file) = url.strip_prefix("sqlite://").map(|path| path.split('?').next().unwrap_or(path))
+            && !file.is_empty()
+            && !std::path::Path::new(file).exists()
+        {
+            return Err(CliError::not_found(format!(
+                "there is no event log at {file}: check --event-log; `windlass dev` prints where its own is"
+            )));
+        }
+        Ok(Some(EventLog::open(url)?))
+    }
+}
