@@ -45,6 +45,11 @@ impl Ground {
 
     /// Starts `windlass dev` without waiting for it.
     pub(super) fn launch(&self) -> Dev<'_> {
+        // One that was killed leaves its words behind; only new ones count.
+        let held = File::open(self.path("data/lock")).is_ok_and(|lock| lock.try_lock().is_err());
+        if !held {
+            let _ = std::fs::remove_file(self.path("data/env"));
+        }
         let output = File::options().create(true).append(true).open(self.path("dev.log")).expect("a log");
         let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
         command.args(["dev", "-f"]).arg(self.path("manifest.yaml")).arg("--data-dir").arg(self.path("data"));

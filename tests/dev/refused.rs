@@ -35,7 +35,7 @@ fn refusals(text: &str) -> Vec<Refusal> {
 fn cases() -> Vec<(&'static str, String, usize, &'static str)> {
     let exec = "  handler: {type: Exec, exec: {command: [cat]}}";
     vec![
-        ("no YAML", "a: [1,\nb: 2\n".to_owned(), 2, "did not find"),
+        ("no YAML", "a: [1,\nb: 2\n".to_owned(), 3, "did not find"),
         ("a tab", "spec:\n\tmode: x\n".to_owned(), 2, "cannot start any token"),
         ("a field twice", queue("  mode: Running\n  mode: Paused"), 6, "the field mode is given twice"),
         ("a list", "- a\n- b\n".to_owned(), 1, "a manifest is a group of fields"),
@@ -151,7 +151,7 @@ fn cases() -> Vec<(&'static str, String, usize, &'static str)> {
         (
             "the same queue twice",
             format!("{}---\n{}", queue("  {}"), queue("  {}")),
-            8,
+            9,
             "TaskQueue default/emails is already given in",
         ),
     ]
