@@ -149,12 +149,23 @@ impl Running {
 
     async fn serve(mut self, edits: &mut Edits, mut current: Manifests, signals: &mut Signals, screen: &Screen) {
         let (mut look, mut repair) = (tokio::time::interval(LOOK), tokio::time::interval(REPAIR));
+        let mut outcome = Ok(());
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         repair.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = signals.next() => break,
-                _ = repair.tick() => self.machine.repair().await,
+                _ = repair.tick() => {
+                    let work = async {
+                        self.machine.repair().await;
+                        // What could not be done is tried again.
+                        if outcome.is_err() { self.machine.apply(&current, &current).await } else { Ok(()) }
+                    };
+                    tokio::select! {
+                        done = work => outcome = done,
+                        () = signals.next() => break,
+                    }
+                }
                 _ = look.tick() => match edits.next(&current) {
                     None => {}
                     Some(Err(refusals)) => {
@@ -162,8 +173,11 @@ impl Running {
                         screen.say(Tone::Bad, "the edit is not applied; what ran before goes on");
                     }
                     Some(Ok(asked)) => {
-                        // What went wrong was said; it is tried again with the next edit.
-                        let _ = self.machine.apply(&asked, &current).await;
+                        // A Redis that does not answer must not hold up the end.
+                        tokio::select! {
+                            done = self.machine.apply(&asked, &current) => outcome = done,
+                            () = signals.next() => break,
+                        }
                         current = asked;
                     }
                 },
@@ -194,16 +208,21 @@ impl Running {
     }
 }
 
+/// For how many looks in a row a file may be missing: an editor that replaces it takes it away for a moment.
+const MISSING_LOOKS: u32 = 4;
+
 /// The manifests as they are edited.
 struct Edits {
     files: Vec<PathBuf>,
+    /// Looks in a row that found a file missing.
+    missing: u32,
     /// What was read last, also if it was refused.
     seen: Option<Vec<manifest::Source>>,
 }
 
 impl Edits {
     fn new(files: Vec<PathBuf>) -> Self {
-        Self { files, seen: None }
+        Self { files, missing: 0, seen: None }
     }
 
     fn first(&mut self) -> Result<Manifests, Vec<Refusal>> {
@@ -212,9 +231,10 @@ impl Edits {
 
     /// What is asked for now, if that is not what was read last.
     fn next(&mut self, current: &Manifests) -> Option<Result<Manifests, Vec<Refusal>>> {
-        match manifest::sources(&self.files) {
-            // An editor that replaces a file takes it away for a moment.
-            Err(_) if self.seen.is_some() => None,
+        let sources = manifest::sources(&self.files);
+        self.missing = if sources.is_err() { self.missing.saturating_add(1) } else { 0 };
+        match sources {
+            Err(_) if self.seen.is_some() && self.missing != MISSING_LOOKS => None,
             Err(refusal) => Some(Err(vec![refusal])),
             Ok(sources) if self.seen.as_ref() == Some(&sources) => None,
             Ok(sources) => {

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::data_dir::DataDir;
 use super::keeper::{Ask, Household, Keeper, Recipe};
@@ -42,7 +43,9 @@ impl RedisServer {
         end_leftover(data, &folder, household).await?;
         loop {
             let port = choose_port(data).await?;
-            let keeper = Keeper::new("redis".to_owned(), household.clone());
+            // However much of a hurry there is, Redis writes its data.
+            let calm = Household { hurry: CancellationToken::new(), ..household.clone() };
+            let keeper = Keeper::new("redis".to_owned(), calm);
             keeper.run(recipe(&program, &folder, port, data));
             let server = Self { keeper, port, program: program.clone() };
             match server.wait_until_ready(&folder).await? {

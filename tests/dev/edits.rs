@@ -55,6 +55,20 @@ async fn an_edit_that_is_wrong_is_told_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_manifest_that_is_deleted_is_told_and_changes_nothing() {
+    let ground = Ground::new(&manifest("[cat]"));
+    let dev = ground.start().await;
+    std::fs::remove_file(ground.path("manifest.yaml")).expect("removed");
+    ground.logged("manifest.yaml:1: cannot be read").await;
+    let on = ground.queue("q");
+    let id = on.enqueue("a", json!({})).await;
+    on.reaches(&id, State::Succeeded).await;
+    ground.write("manifest.yaml", &manifest("[cat]").replace("replicas: 1", "replicas: 2"));
+    on.workers(2).await;
+    dev.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_may_not_change_is_refused_as_in_a_cluster() {
     let broker = "broker: {type: Redis, redis: {url: 'redis://cache:6379'}}";
     let ground = Ground::new(&queue("q", &format!("{{{broker}}}")));
