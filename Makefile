@@ -15,7 +15,7 @@ TARGET_DIR = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev servers crds check test bench stress clean
+.PHONY: help demo dev servers crds check test bench stress chaos clean
 
 help: ## Say what each target does
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
@@ -54,6 +54,10 @@ bench: ## Measure Windlass beside BullMQ and asynq (BENCH_ARGS="..." for more ar
 
 stress: servers ## Run the long versions of the stress tests
 	WINDLASS_STRESS=full cargo test --release --test stress -- --nocapture
+
+chaos: servers ## Kill workers and Redis under load, in the long version
+	cargo build --bins --examples
+	WINDLASS_CHAOS=full cargo test --test worker_chaos -- --nocapture
 
 clean: ## Remove what cargo built (the servers in the cache stay)
 	cargo clean

@@ -14,9 +14,9 @@ use crate::conformance::{Check, Conformance, ConformanceError, expected_time, ru
 #[command(after_help = "Examples:\n  \
     windlass conformance -q shop/emails\n  \
     windlass conformance -q shop/emails --event-log sqlite:///var/lib/windlass/events.db -o json\n\n\
-    It enqueues tasks of a type of its own, works on them as a worker of its own, and clears away what it made. The\n\
-    queue's leader (`windlass operator` or `windlass dev`) must be running. Retries wait as long as the queue's policy\n\
-    says. A worker that takes every type would take the tasks, so it is refused then.")]
+    It enqueues tasks of a type of its own, works on them as a worker of its own, and clears away what it made. \
+    The queue's leader (`windlass operator` or `windlass dev`) must be running. Retries wait as long as the queue's \
+    policy says. A worker that takes every type would take the tasks, so it is refused then.")]
 pub struct Args {
     /// When to give up; if not given, as long as the queue's delays need, and half a minute.
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]

@@ -65,7 +65,7 @@ impl RedisArgs {
 #[derive(Debug, Clone, clap::Args)]
 pub struct QueueArgs {
     /// The queue: NAME, or NAMESPACE/NAME where it is not in the namespace `default`.
-    #[arg(short = 'q', long, env = "WINDLASS_QUEUE", value_name = "QUEUE")]
+    #[arg(short = 'q', long, env = "WINDLASS_QUEUE", value_name = "QUEUE", help_heading = None::<&str>)]
     pub queue: QueueName,
     /// Where it is.
     #[command(flatten)]
@@ -86,7 +86,15 @@ impl QueueArgs {
     /// Finds the queue; says so if it is not there.
     pub async fn find(&self) -> Result<FoundQueue, CliError> {
         let redis = self.redis.open()?;
-        let Some(found) = self.redis.first(redis.find(&self.queue)).await? else {
+        let found = match self.redis.first(redis.find_own(&self.queue)).await? {
+            Some(found) => Some(found),
+            None => match redis.find_adopted(&self.queue).await {
+                // Whoever may not look for other names has a queue with names of its own, or none.
+                Err(BrokerError::Denied(_)) => None,
+                found => found?,
+            },
+        };
+        let Some(found) = found else {
             return Err(CliError::not_found(format!(
                 "queue {} is not on this Redis: create its TaskQueue (or run `windlass dev` with its manifest), or see \
                  `windlass queue list` for those that are",

@@ -42,9 +42,9 @@ enum Command {
         windlass dlq replay '0193a5c2-…#4' -q shop/emails\n  \
         windlass dlq replay '0193a5c2-…#4' -q shop/emails --payload @corrected.json\n  \
         windlass dlq replay -q shop/emails --fingerprint 3f1d0c22a9b87e64 --rate 10/s --dry-run\n\n\
-        By filter, only those are meant that nobody has decided on. A dead letter that is itself a replay and died of\n\
-        the same cause is left alone, unless --force is given. A replay that was cut short can be given again: what\n\
-        was replayed is not replayed twice.")]
+        By filter, only those are meant that nobody has decided on. A dead letter that is itself a replay and died \
+        of the same cause is left alone, unless --force is given. A replay that was cut short can be given again: \
+        what was replayed is not replayed twice.")]
     Replay(decide::ReplayArgs),
     /// Give dead letters up.
     #[command(after_help = "Examples:\n  \
@@ -127,8 +127,8 @@ struct ListArgs {
     /// List the dead letters one by one, not their causes; so does --fingerprint.
     #[arg(long)]
     all: bool,
-    /// Which decisions to look for.
-    #[arg(long, value_enum, default_value_t = DecisionWord::Open, value_name = "DECISION")]
+    /// Which decisions to look for: open, replayed, discarded or any.
+    #[arg(long, value_enum, default_value_t = DecisionWord::Open, hide_possible_values = true, value_name = "DECISION")]
     decision: DecisionWord,
     /// How many at most.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::connection::EventLogArgs;
-use super::error::CliError;
+use super::connection::{EventLogArgs, QueueArgs};
+use super::error::{CliError, Kind};
 use super::output::{Cell, Format, OutputArgs, Table, print, shortened};
 use super::units::{Moment, parse_moment};
-use crate::broker::{ErrorClass, ListCursor};
+use crate::broker::{Broker, ErrorClass, ListCursor};
 use crate::event_log::{EventFilter, EventLog, EventLogError, RecordedEvent};
-use crate::protocol::names::{QueueName, TaskId, TaskType, TenantId, TraceId};
+use crate::protocol::names::{TaskId, TaskType, TenantId, TraceId};
+use crate::protocol::policy::EventRecording;
 
 /// How often new events are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -28,7 +29,7 @@ const REMEMBERED: usize = 100_000;
     windlass events -q shop/emails --event-log sqlite:///var/lib/windlass/events.db\n  \
     windlass events -q shop/emails --task 0193a5c2-…\n  \
     windlass events -q shop/emails -f --type task.dlq --type task.failed -o json\n\n\
-    Kinds of events: task.created, .promoted, .claimed, .reclaimed, .retrying, .succeeded, .dlq_pending, .dlq,\n\
+    Kinds of events: task.created, .promoted, .claimed, .reclaimed, .retrying, .succeeded, .dlq_pending, .dlq, \
     .failed, .cancelled, approval.requested, .approved, .rejected, dlq.replayed, .discard_requested, .discarded.")]
 pub struct Args {
     /// Go on with what happens next, until Ctrl-C.
@@ -58,9 +59,8 @@ pub struct Args {
     /// How many at most, the last ones.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     limit: u32,
-    /// The queue: NAME, or NAMESPACE/NAME where it is not in the namespace `default`.
-    #[arg(short = 'q', long, env = "WINDLASS_QUEUE", value_name = "QUEUE")]
-    queue: QueueName,
+    #[command(flatten)]
+    queue: QueueArgs,
     #[command(flatten)]
     event_log: EventLogArgs,
     #[command(flatten)]
@@ -70,10 +70,7 @@ pub struct Args {
 /// Runs `windlass events`.
 pub(super) async fn run(args: Args) -> Result<(), CliError> {
     let Some(log) = args.event_log.open()? else {
-        return Err(CliError::usage(
-            "no event log was named, so there is no history to show: give --event-log or WINDLASS_EVENT_LOG_URL \
-             (postgres://… or sqlite://…), the same that the operator or `windlass dev` records to",
-        ));
+        return Err(no_log(&args.queue).await);
     };
     let mut shown = Shown::default();
     let first = args.read(&log, args.since.timestamp()).await?;
@@ -81,9 +78,8 @@ pub(super) async fn run(args: Args) -> Result<(), CliError> {
         shown.is_new(event);
     }
     if !args.follow {
-        return args
-            .output
-            .one(&first, || if first.is_empty() { "No events found.\n".to_owned() } else { table(&first) });
+        let nothing = || "No events found; --since says how far back to look.\n".to_owned();
+        return args.output.one(&first, || if first.is_empty() { nothing() } else { table(&first) });
     }
     print_lines(&first, args.output, true)?;
     let follow = args.follow(&log, shown);
@@ -91,6 +87,25 @@ pub(super) async fn run(args: Args) -> Result<(), CliError> {
         ended = follow => ended,
         stopped = tokio::signal::ctrl_c() => Ok(stopped?),
     }
+}
+
+/// What to do without an event log. Whether the queue has one at all is only known if it is reached.
+async fn no_log(queue: &QueueArgs) -> CliError {
+    let recording = match queue.find().await {
+        Ok(found) => found.broker.policy().await.ok().map(|policy| policy.events),
+        Err(error) if error.kind() == Kind::NotFound => return error,
+        Err(_) => None,
+    };
+    CliError::usage(match recording {
+        Some(EventRecording::Off) => format!(
+            "no history of queue {} is being recorded: run it with an event log (`windlass dev` has one, and the \
+             operator takes WINDLASS_EVENT_LOG_URL), then give --event-log",
+            queue.queue
+        ),
+        _ => "no event log was named, so there is no history to show: give --event-log or WINDLASS_EVENT_LOG_URL \
+              (postgres://… or sqlite://…), the same that the operator or `windlass dev` records to"
+            .to_owned(),
+    })
 }
 
 impl Args {
@@ -101,7 +116,7 @@ impl Args {
     /// The last events since a time, in their order.
     async fn read(&self, log: &EventLog, since: Timestamp) -> Result<Vec<RecordedEvent>, EventLogError> {
         if let Some(task) = &self.task {
-            let all = log.history(&self.queue, task).await?;
+            let all = log.history(&self.queue.queue, task).await?;
             return Ok(all.into_iter().filter(|event| self.wants(event)).collect());
         }
         let filter = EventFilter {
@@ -115,7 +130,7 @@ impl Args {
         };
         let (mut last, mut cursor) = (VecDeque::new(), Some(ListCursor::default()));
         while let Some(from) = cursor {
-            let page = log.events(&self.queue, &filter, from, crate::event_log::MAX_PAGE).await?;
+            let page = log.events(&self.queue.queue, &filter, from, crate::event_log::MAX_PAGE).await?;
             last.extend(page.items.into_iter().filter(|event| self.wants(event)));
             let surplus = last.len().saturating_sub(self.limit as usize);
             last.drain(..surplus);

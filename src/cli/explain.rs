@@ -5,6 +5,7 @@
 use jiff::Timestamp;
 
 use super::output::shortened;
+use super::task::view::attempt;
 use super::units::{since, spoken};
 use crate::broker::{QueueCounts, WorkerRecord};
 use crate::protocol::names::{Capabilities, QueueName};
@@ -68,6 +69,13 @@ fn last_error(task: &TaskView) -> String {
         (Some(code), Some(error)) => format!("{code}: {}", shortened(error, 200)),
         (Some(word), None) | (None, Some(word)) => shortened(word, 200),
         (None, None) => "an error that is not known any more".to_owned(),
+    }
+}
+
+fn attempts(task: &TaskView) -> String {
+    match attempt(task) {
+        1 => "1 attempt".to_owned(),
+        several => format!("{several} attempts"),
     }
 }
 
@@ -139,7 +147,7 @@ fn running(at: &Situation<'_>) -> Explanation {
     let task = at.task;
     let Some(worker) = &task.worker else { return because("runs", "it ends when its handler does") };
     let since_when = task.started_at.map(|start| format!(" since {start} ({})", when(at, start))).unwrap_or_default();
-    let attempt = format!("runs on worker {worker}{since_when}, attempt {}", task.epoch);
+    let attempt = format!("runs on worker {worker}{since_when}, attempt {}", attempt(task));
     let visibility = spoken(at.policy.visibility_timeout);
     match at.workers.iter().find(|record| record.info.id == *worker) {
         None => because(
@@ -198,7 +206,7 @@ fn failed(at: &Situation<'_>) -> Explanation {
     let task = at.task;
     let finished = task.finished_at.map(|end| format!(" {}", when(at, end))).unwrap_or_default();
     let id = task.dlq_id.clone().unwrap_or_else(|| task.id.to_string());
-    let why = format!("failed{finished} after {} attempts, of {}", task.epoch, last_error(task));
+    let why = format!("failed{finished} after {}, of {}", attempts(task), last_error(task));
     match &task.replayed_as {
         Some(other) => because(why, format!("its dead letter was replayed as task {other}")),
         None => because(
@@ -214,9 +222,7 @@ fn failed(at: &Situation<'_>) -> Explanation {
 fn succeeded(at: &Situation<'_>) -> Explanation {
     let task = at.task;
     let end = task.finished_at.map(|end| format!(" {}, at {end}", when(at, end))).unwrap_or_default();
-    let attempts =
-        if task.epoch.0 == 1 { "in its first attempt".to_owned() } else { format!("in attempt {}", task.epoch) };
-    because(format!("succeeded{end}, {attempts}"), "nothing more will happen to it")
+    because(format!("succeeded{end}, after {}", attempts(task)), "nothing more will happen to it")
 }
 
 fn cancelled(at: &Situation<'_>) -> Explanation {
@@ -388,7 +394,7 @@ mod tests {
     fn a_finished_task_says_when_and_why() {
         let mut done = task(State::Succeeded);
         done.finished_at = Some(moment(-5));
-        says(&told(&done, &[], |_, _| ()), &["succeeded 5s ago, at 2027-", "in its first attempt"]);
+        says(&told(&done, &[], |_, _| ()), &["succeeded 5s ago, at 2027-", "after 1 attempt"]);
         let mut ended = task(State::Cancelled);
         (ended.finished_at, ended.error) = (Some(moment(-5)), Some("order was withdrawn".into()));
         says(&told(&ended, &[], |_, _| ()), &["was cancelled 5s ago", "(order was withdrawn)"]);

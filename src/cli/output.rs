@@ -24,9 +24,17 @@ pub enum Format {
 
 /// How to print.
 #[derive(Debug, Clone, Copy, clap::Args)]
+#[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// How to print data.
-    #[arg(short = 'o', long = "output", value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    /// How to print data: table, json or yaml.
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_enum,
+        default_value_t = Format::Table,
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
     pub format: Format,
 }
 
@@ -71,7 +79,8 @@ fn json<T: Serialize>(value: &T) -> Result<String, CliError> {
 /// Through JSON, because payloads are JSON texts: they become values here.
 fn yaml<T: Serialize>(value: &T) -> Result<String, CliError> {
     let text = serde_json::to_string(value).map_err(no_form)?;
-    let value: serde_json::Value = serde_json::from_str(&text).map_err(no_form)?;
+    // In the order in which it was written.
+    let value: serde_yaml::Value = serde_json::from_str(&text).map_err(no_form)?;
     serde_yaml::to_string(&value).map_err(no_form)
 }
 

@@ -43,8 +43,8 @@ enum Command {
     /// Give out no more work; what runs goes on, and new tasks are taken.
     #[command(after_help = "Examples:\n  \
         windlass queue pause -q shop/emails\n\n\
-        A queue of a cluster is paused in its TaskQueue, which is the only source of its policy. Under `windlass dev`\n\
-        this lasts until the manifest is edited.")]
+        A queue of a cluster is paused in its TaskQueue, which is the only source of its policy. Under \
+        `windlass dev` this lasts until the manifest is edited.")]
     Pause(GetArgs),
     /// Give out work again.
     #[command(after_help = "Examples:\n  \
@@ -143,6 +143,7 @@ async fn looks(redis: &Redis, namespace: Option<&str>) -> Result<Vec<Look>, Brok
 
 async fn list(args: ListArgs) -> Result<(), CliError> {
     let redis = args.redis.open()?;
+    args.redis.first(redis.reach()).await?;
     let looks = looks(&redis, args.namespace.as_deref()).await?;
     let shown: Vec<_> = looks.iter().map(|look| look.out(Vec::new())).collect();
     args.output.one(&shown, || match looks.is_empty() {

@@ -21,8 +21,8 @@ use crate::protocol::state::{State, TRANSITION_INVALID};
 use crate::protocol::task::TaskView;
 use view::TaskOut;
 
-/// How many tasks one look of a listing takes.
-const PAGE: usize = 500;
+/// How many tasks one look of a listing passes over.
+const PAGE: usize = 1000;
 
 /// Arguments of `windlass task`.
 #[derive(Debug, clap::Args)]
@@ -163,15 +163,21 @@ async fn list(args: ListArgs) -> Result<(), CliError> {
             && args.tenant.as_ref().is_none_or(|wanted| task.tenant_id.as_ref() == Some(wanted))
             && args.label.iter().all(|(key, value)| task.extras.labels.get(key) == Some(value))
     };
+    let everything = args.task_type.is_none() && args.tenant.is_none() && args.label.is_empty();
     let limit = args.limit as usize;
     let mut tasks = Vec::new();
     // One walk a state: a state that nothing is in is not looked for.
     for state in states.into_iter().filter(|state| may_hold(&counts, *state)) {
-        let mut cursor = Some(ListCursor::default());
+        let (begin, mut cursor) = (tasks.len(), Some(ListCursor::default()));
         while let Some(from) = cursor.filter(|_| tasks.len() < limit) {
-            let page = queue.broker.list(state, from, PAGE).await?;
+            // Where nearly all are wanted, no more are looked at than will be shown.
+            let most = if everything && state == State::Queued { limit - tasks.len() } else { PAGE };
+            let page = queue.broker.list(state, from, most).await?;
             tasks.extend(page.items.into_iter().filter(wanted));
             cursor = page.next;
+        }
+        if !state.is_final() {
+            tasks[begin..].sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
         }
     }
     tasks.truncate(limit);
@@ -206,7 +212,7 @@ fn table(tasks: &[TaskView], counts: &QueueCounts) -> String {
             (&task.task_type).into(),
             Cell::state(task.state),
             task.priority.into(),
-            task.epoch.into(),
+            view::attempt(task).into(),
             spoken(since(counts.sampled_at, task.created_at)).into(),
             task.worker.as_ref().map_or("-", |worker| worker.as_str()).into(),
             shortened(task.error.as_deref().unwrap_or("-"), 60).into(),

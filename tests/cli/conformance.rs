@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 use windlass::broker::Broker;
 use windlass::event_log::EventLog;
-use windlass::protocol::policy::{Mode, Policy, ReclaimCause};
+use windlass::protocol::policy::{
+    IdempotencyScope, IdempotencySource, Mode, Policy, Priorities, PriorityOrder, ReclaimCause,
+};
 
 use super::ground::{Ground, Ran, hasty};
 
@@ -65,6 +67,22 @@ async fn a_queue_that_goes_by_the_visibility_timeout_alone_passes() {
     let ran = ground.run(&["conformance", "-o", "json"]).await;
     let checks = checks(&ran);
     assert_eq!(ran.code, 0, "{checks:#?}");
+}
+
+/// Keys by content that are kept, two people for a discard, another order of priorities.
+#[tokio::test]
+async fn a_queue_with_other_rules_passes() {
+    let mut policy = hasty();
+    policy.idempotency.source = IdempotencySource::ContentHash;
+    policy.idempotency.scope = IdempotencyScope::Retained;
+    policy.discard_approvals = 2;
+    policy.priority = Priorities { default: 0, min: 0, max: 9, order: PriorityOrder::LowestFirst };
+    policy.retry.max_retries = 0;
+    let ground = Ground::new(&policy).await;
+    let _leader = ground.lead(None).await;
+    let ran = ground.run(&["conformance", "-o", "json"]).await;
+    assert_eq!(ran.code, 0, "{:#?}", checks(&ran));
+    assert_eq!(ground.broker.counts().await.expect("counted").dead_lettered, 0);
 }
 
 #[tokio::test]

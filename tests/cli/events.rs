@@ -6,6 +6,7 @@ use std::process::Stdio;
 use serde_json::Value;
 use windlass::Outcome;
 use windlass::event_log::EventLog;
+use windlass::protocol::policy::{EventRecording, Policy};
 
 use super::ground::{Ground, hasty};
 use crate::support::servers::Wait;
@@ -15,6 +16,11 @@ async fn what_happened_to_a_task_is_told_in_its_order() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite://{}/events.db", folder.path().display());
     let ground = Ground::new(&hasty()).await;
+    ground.run(&["events"]).await.refused(2, &["no event log was named", "WINDLASS_EVENT_LOG_URL"]);
+    let silent = Policy { events: EventRecording::Off, ..hasty() };
+    let silent = Ground::new(&silent).await;
+    silent.run(&["events"]).await.refused(2, &["no history of queue", "is being recorded"]);
+    silent.run(&["events", "-q", "no/where"]).await.refused(3, &["is not on this Redis"]);
     let missing = ground.run(&["events", "--event-log", &url]).await;
     missing.refused(3, &["there is no event log at"]);
     let log = EventLog::connect(&url).await.expect("a log");
@@ -41,7 +47,7 @@ async fn what_happened_to_a_task_is_told_in_its_order() {
     let table = ground.run(&["events", "--event-log", &url, "--trace-id", "trace-1"]).await;
     table.said(&["TIME", "task.claimed", "queued → running", "w1"]);
     let none = ground.run(&["events", "--event-log", &url, "--since", "2090-01-01T00:00:00Z"]).await;
-    none.said(&["No events found."]);
+    none.said(&["No events found"]);
     let last = ground.run(&["events", "--event-log", &url, "--limit", "1", "-o", "json"]).await.json();
     assert_eq!(kinds(&last), ["task.succeeded"], "the last ones");
 }

@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use windlass::broker::redis::{Redis, RedisOptions};
+use windlass::broker::{Broker, Owner, Takeover};
+use windlass::protocol::keys::Keys;
 use windlass::protocol::policy::Policy;
 
 use super::ground::{Ground, binary, run, run_command};
@@ -163,4 +166,35 @@ async fn logs_go_to_stderr_as_asked() {
     for line in ran.stderr.lines() {
         serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     }
+}
+
+/// The provider of TLS is installed once, and a private authority is trusted if named.
+#[tokio::test]
+async fn tls_works_with_a_named_authority() {
+    let server = Server::builder(Flavor::Redis70).tls().start().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("ca.pem");
+    std::fs::write(&file, server.ca_pem()).expect("written");
+    let file = file.to_str().expect("UTF-8");
+    run(&["queue", "list", "--redis-url", &server.url(), "--redis-ca-file", file]).await.said(&["No queues found."]);
+    run(&["queue", "list", "--redis-url", &server.url()]).await.refused(1, &["was not reached"]);
+    let ran = run(&["queue", "list", "--redis-url", &server.url(), "--redis-ca-file", "/nowhere.pem"]).await;
+    ran.refused(2, &["the certificate file /nowhere.pem cannot be read"]);
+}
+
+/// A user whose rights end at its own queue can work with it.
+#[tokio::test]
+async fn a_user_of_one_queue_needs_no_other_rights() {
+    let rights = "one on >pw ~windlass:{test/own}:* &* +@all -scan -ping";
+    let server = Server::builder(Flavor::Redis70).acl(rights).start().await;
+    let redis = Redis::new(RedisOptions::new(server.url())).expect("usable");
+    let queue = redis.queue(Keys::new(&"test/own".parse().expect("valid"))).expect("usable");
+    let owner = Owner { name: "cli:test".into(), takeover: Takeover::Respect };
+    queue.provision(&owner, &Policy::default()).await.expect("made");
+    let url = server.url_as("one", "pw");
+    let own = run(&["task", "enqueue", "--type", "t", "--payload", "1", "-q", "test/own", "--redis-url", &url]).await;
+    own.said(&["queued"]);
+    run(&["queue", "list", "--redis-url", &url]).await.refused(1, &["Redis refused access"]);
+    // Its name lies outside the user's rights, so Redis does not even say that it is not there.
+    run(&["task", "list", "-q", "test/other", "--redis-url", &url]).await.refused(1, &["Redis refused access"]);
 }

@@ -4,12 +4,14 @@
 //! another slot could not be kept with them. People who ask for all queues
 //! wait for a scan.
 
+use std::sync::Arc;
+
 use redis::Value;
 
 use super::connection::Link;
 use super::error::classify;
 use super::reply::{Malformed, list, parts, text, texts};
-use super::{Redis, Result};
+use super::{BrokerError, Redis, Result};
 use crate::protocol::keys::{Keys, RecordedNames};
 use crate::protocol::names::QueueName;
 
@@ -31,13 +33,30 @@ pub struct QueueRecord {
 }
 
 impl Redis {
+    /// Whether a server answers. A user who may not even ask that is answered, too.
+    pub async fn reach(&self) -> Result<()> {
+        match ask(&self.link_of(""), &redis::cmd("PING")).await {
+            Err(BrokerError::Denied(why)) if why.contains("NOPERM") => Ok(()),
+            answer => answer.map(drop),
+        }
+    }
+
     /// The queue of that name, with the names that it adopted; `None` if nobody provisioned it here.
     pub async fn find(&self, queue: &QueueName) -> Result<Option<QueueRecord>> {
-        let policy = Keys::new(queue).policy();
-        if let Some(found) = self.record(&policy).await? {
-            return Ok(Some(found));
+        match self.find_own(queue).await? {
+            Some(found) => Ok(Some(found)),
+            None => self.find_adopted(queue).await,
         }
-        // Adopted names with a hash tag of their own bring the policy under that tag.
+    }
+
+    /// The queue of that name, unless it adopted names with a hash tag of their own.
+    pub async fn find_own(&self, queue: &QueueName) -> Result<Option<QueueRecord>> {
+        self.record(&Keys::new(queue).policy()).await
+    }
+
+    /// The queue of that name that adopted names with a hash tag of their own, which brought
+    /// its policy under that tag. Looks at every key of every server.
+    pub async fn find_adopted(&self, queue: &QueueName) -> Result<Option<QueueRecord>> {
         for key in self.scan(&Keys::adopted_policy(queue)).await? {
             if let Some(found) = self.record(&key).await? {
                 return Ok(Some(found));
@@ -59,10 +78,7 @@ impl Redis {
     /// The queue whose policy has that key, if there is one.
     async fn record(&self, policy: &str) -> Result<Option<QueueRecord>> {
         let Some(own) = Keys::of_policy(policy, None) else { return Ok(None) };
-        let link = match &self.shared {
-            Some(shared) => shared.clone(),
-            None => std::sync::Arc::new(self.link(policy.to_owned())),
-        };
+        let link = self.link_of(policy);
         let mut known = redis::cmd("HEXISTS");
         known.arg(policy).arg("version");
         if matches!(ask(&link, &known).await?, Value::Int(0)) {
@@ -78,6 +94,11 @@ impl Redis {
             [&names.task, &names.result, &names.dead_letter, &names.group].iter().all(|name| !name.is_empty());
         let keys = Keys::of_policy(policy, complete.then_some(names)).unwrap_or(own);
         Ok(Some(QueueRecord { keys, owner: (!owner.is_empty()).then_some(owner) }))
+    }
+
+    /// A connection to the server that has a key.
+    fn link_of(&self, key: &str) -> Arc<Link> {
+        self.shared.clone().unwrap_or_else(|| Arc::new(self.link(key.to_owned())))
     }
 
     /// All keys of all servers that match.
@@ -108,9 +129,7 @@ impl Redis {
 /// Sends a command that may be repeated: a connection that broke while it was idle costs nothing.
 async fn ask(link: &Link, command: &redis::Cmd) -> Result<Value> {
     match link.call(command).await {
-        Err(fault) if matches!(fault.error, crate::broker::BrokerError::Unreachable { .. }) => {
-            Ok(link.call(command).await?)
-        }
+        Err(fault) if matches!(fault.error, BrokerError::Unreachable { .. }) => Ok(link.call(command).await?),
         answer => Ok(answer?),
     }
 }

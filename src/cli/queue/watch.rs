@@ -67,6 +67,7 @@ pub(super) async fn run(args: Args) -> Result<(), CliError> {
     let redis = args.redis.open()?;
     let mut watch = Watch { redis, queue: args.queue.clone(), known: Vec::new(), turn: 0 };
     // What is wrong from the beginning is said at once.
+    args.redis.first(watch.redis.reach()).await?;
     let first = watch.look().await?;
     if let (Some(queue), true) = (&args.queue, first.is_empty()) {
         let sentence = format!("queue {queue} is not on this Redis: see `windlass queue list` for those that are");

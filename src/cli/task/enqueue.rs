@@ -16,7 +16,7 @@ use super::input::{self, Numbered, Origin};
 use crate::broker::{Broker, Enqueued, MAX_BATCH};
 use crate::cli::connection::QueueArgs;
 use crate::cli::error::CliError;
-use crate::cli::output::{Format, OutputArgs, print, remark};
+use crate::cli::output::{Format, OutputArgs, print};
 use crate::cli::progress::Progress;
 use crate::cli::units::{parse_duration, parse_label, parse_time};
 use crate::producer::Producer;
@@ -35,13 +35,14 @@ const MOST_ROWS: u64 = 20;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     windlass task enqueue -q shop/emails --type send --payload '{\"to\":\"ada@example.com\"}'\n  \
-    windlass task enqueue -q shop/emails --type send --payload @mail.json --delay 5m --idempotency-key order-17\n  \
+    windlass task enqueue -q shop/emails --type send --payload @mail.json --delay 5m\n  \
+    windlass task enqueue -q shop/emails --type send --payload @mail.json --idempotency-key order-17\n  \
     generate | windlass task enqueue -q shop/emails --type send --batch -\n\n\
-    A batch has one object a line, with any of: id, type, payload, priority, delay, at, idempotencyKey, tenantId,\n\
-    traceId, labels, parentId, maxRetries, timeout. What a line leaves out is taken from the options. Tasks go in\n\
-    steps of 100, each taken whole or not at all. A file is checked to its end first, so a wrong line enqueues\n\
-    nothing; of standard input the steps before a wrong line stay. Give lines an idempotencyKey (or an id) and a\n\
-    batch can be sent again without doubling what was taken.\n\n\
+    A batch has one object a line, with any of: id, type, payload, priority, delay, at, idempotencyKey, tenantId, \
+    traceId, labels, parentId, maxRetries, timeout. What a line leaves out is taken from the options.\n\n\
+    Tasks go in steps of 100, each taken whole or not at all. A file is checked to its end first, so a wrong line \
+    enqueues nothing; of standard input the steps before a wrong line stay. Give lines an idempotencyKey (or an id) \
+    and a batch can be sent again without doubling what was taken.\n\n\
     Standard input is bounded in size (the queue's payload limit) and not in time.")]
 pub(super) struct Args {
     /// What kind of work it is.
@@ -152,8 +153,7 @@ pub(super) async fn run(args: Args) -> Result<(), CliError> {
         Some(word) => batch(&Origin::of(word), &template, &policy, &mut taker).await?,
         None => repeat(&template, &policy, args.count, &mut taker).await?,
     }
-    taker.summary();
-    Ok(())
+    taker.summary()
 }
 
 /// The task that the options describe.
@@ -342,7 +342,7 @@ impl Taker {
             Format::Table => {
                 let head = format!("{:<36}   {:<9}   CREATED\n", "ID", "STATE");
                 let head = if self.shown == 0 { head } else { String::new() };
-                format!("{head}{:<36}   {:<9}   {}\n", task.id, task.state, task.created)
+                format!("{head}{:<36}   {:<9}   {}\n", task.id.as_str(), task.state.as_str(), task.created)
             }
             Format::Json => serde_json::to_string(&shown).expect("invariant: words have a JSON form") + "\n",
             Format::Yaml => {
@@ -363,13 +363,14 @@ impl Taker {
         }
     }
 
-    fn summary(&mut self) {
+    fn summary(&mut self) -> Result<(), CliError> {
         self.progress = None;
-        if self.many && self.output.format == Format::Table {
-            let known = self.taken - self.created;
-            let known = if known > 0 { format!("; {known} were known before") } else { String::new() };
-            remark(&format!("{} tasks enqueued into {}{known}", self.created, self.queue));
+        if !self.many || self.output.format != Format::Table {
+            return Ok(());
         }
+        let known = self.taken - self.created;
+        let known = if known > 0 { format!("; {known} were known before") } else { String::new() };
+        print(&format!("{} tasks enqueued into {}{known}\n", self.created, self.queue))
     }
 }
 

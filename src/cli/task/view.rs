@@ -25,7 +25,7 @@ pub(in crate::cli) struct TaskOut<'a> {
     retry_count: u32,
     crash_count: u32,
     release_count: u32,
-    /// How many attempts have begun.
+    /// Which attempt it is in, or was in last.
     attempt: u64,
     epoch: Epoch,
     idempotency_key: Option<&'a IdempotencyKey>,
@@ -65,7 +65,7 @@ impl<'a> TaskOut<'a> {
             retry_count: task.retry_count,
             crash_count: task.crash_count,
             release_count: task.release_count,
-            attempt: task.epoch.0,
+            attempt: attempt(task),
             epoch: task.epoch,
             idempotency_key: task.idempotency_key.as_ref(),
             trace_id: task.trace_id.as_ref(),
@@ -89,6 +89,15 @@ impl<'a> TaskOut<'a> {
             replay_of: task.extras.replay_of.as_deref(),
             replayed_as: task.replayed_as.as_ref(),
         }
+    }
+}
+
+/// Which attempt a task is in, as its handler is told, or how many it has had. Releases and rate
+/// limits cost none.
+pub(in crate::cli) fn attempt(task: &TaskView) -> u64 {
+    match task.state {
+        State::Running => u64::from(task.retry_count) + u64::from(task.crash_count) + 1,
+        _ => task.epoch.0.saturating_sub(task.release_count.into()),
     }
 }
 
