@@ -47,6 +47,11 @@ const LOOK_AROUND: Duration = Duration::from_secs(1);
 /// that was lost with a connection is made good after this.
 const SLEEP_MS: std::ops::Range<u64> = 2000..5000;
 
+/// The most tasks that one call settles and claims. Redis is held for less than
+/// a millisecond by so many, and while it deals with them, the handlers of
+/// others run.
+const LARGEST_CALL: usize = MAX_BATCH / 2;
+
 /// How soon it is looked whether a handler that was dropped is gone.
 const KILL_CHECK: Duration = Duration::from_millis(20);
 
@@ -175,7 +180,7 @@ impl Runtime {
         Self {
             slots: Slots::new(options.concurrency),
             ready: VecDeque::new(),
-            batch: MAX_BATCH,
+            batch: LARGEST_CALL,
             finished,
             finisher,
             ended: Vec::new(),
@@ -269,7 +274,7 @@ impl Runtime {
         let free = if self.drain.is_some() { 0 } else { self.slots.free() };
         if !self.ready.is_empty() {
             let batch: Vec<Ready> = self.ready.drain(..self.ready.len().min(self.batch)).collect();
-            let limit = if self.drain.is_some() { 0 } else { (free + batch.len()).min(MAX_BATCH) };
+            let limit = if self.drain.is_some() { 0 } else { (free + batch.len()).min(LARGEST_CALL) };
             let (slots, settlements): (Vec<_>, Vec<_>) =
                 batch.into_iter().map(|ready| (ready.slot, ready.settlement)).unzip();
             self.call = Some(Box::pin(async move {
@@ -277,7 +282,7 @@ impl Runtime {
                 Answered { session, asked: now, limit, said: Said::Settle { slots, settlements, reply } }
             }));
         } else if (self.hungry && free > 0) || self.pass_on {
-            let limit = if self.hungry { free.min(MAX_BATCH) } else { 0 };
+            let limit = if self.hungry { free.min(LARGEST_CALL) } else { 0 };
             self.pass_on = false;
             self.call = Some(Box::pin(async move {
                 let claimed = session.claim(limit).await;
@@ -338,7 +343,7 @@ impl Runtime {
     }
 
     fn settled(&mut self, slots: Vec<SlotId>, settlements: Vec<Settlement>, answers: Vec<Settled>) {
-        self.batch = MAX_BATCH;
+        self.batch = LARGEST_CALL;
         for ((slot, settlement), answer) in slots.into_iter().zip(settlements).zip(answers) {
             self.metrics.add_settled(&answer);
             if answer == Settled::ResultTooLarge {
