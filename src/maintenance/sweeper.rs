@@ -30,6 +30,7 @@ impl Chore for Sweeper {
             tracing::warn!(queue = %queue.name, %worker, "a worker fell silent and its tasks were taken back");
         }
         let next = match swept.next {
+            _ if swept.unfinished => Next::AtOnce,
             Some(cursor) => {
                 self.cursor = cursor;
                 Next::In(BETWEEN_PAGES)
