@@ -83,8 +83,9 @@ fn scrape(registry: &Registry, queue: &str) -> HashMap<String, f64> {
     lines
         .map(|line| {
             let (series, value) = line.rsplit_once(' ').expect("a series and its value");
-            let series =
-                series.replace(&format!("queue=\"{queue}\","), "").replace(&format!("{{queue=\"{queue}\"}}"), "");
+            let own = format!("queue=\"{queue}\"");
+            let series = series.replace(&format!("{own},"), "").replace(&format!(",{own}"), "");
+            let series = series.replace(&format!("{{{own}}}"), "");
             (series, value.parse().expect("a number"))
         })
         .collect()
