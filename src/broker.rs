@@ -657,6 +657,8 @@ pub struct Swept {
     pub consumers_removed: usize,
     /// Workers that were found lost, with their tasks requeued.
     pub workers_lost: Vec<WorkerId>,
+    /// Whether a silent worker holds more than one call takes back: sweep again.
+    pub unfinished: bool,
     /// Where to go on; `None` after a full round.
     pub next: Option<SweepCursor>,
 }

@@ -21,6 +21,7 @@ pub mod runner;
 pub mod sampler;
 pub mod sweeper;
 mod tally;
+mod totals;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -28,10 +29,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::broker::{Broker, BrokerError, ErrorClass, QueueCounts};
+use crate::broker::{Broker, BrokerError, ErrorClass, OutboxEntry, QueueCounts};
 use crate::event_log::{EventLog, EventLogError};
 use crate::protocol::names::QueueName;
 use tally::Tally;
+use totals::Totals;
 
 /// A queue as its loops see it. Clones are the same queue.
 #[derive(Clone)]
@@ -73,6 +75,15 @@ struct Seen {
     /// At how many entries of the outbox enqueues are refused.
     outbox_bound: Option<u64>,
     tally: Tally,
+    totals: Totals,
+}
+
+impl Seen {
+    /// Adds up what was recorded.
+    fn add(&mut self, recorded: &[OutboxEntry]) {
+        self.tally.add(recorded);
+        self.totals.add(recorded);
+    }
 }
 
 impl Queue {

@@ -9,6 +9,7 @@ mod maintenance {
     mod decisions;
     mod faults;
     mod idle;
+    mod metrics;
     mod protocol;
     mod reclaim;
     mod retention;

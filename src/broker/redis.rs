@@ -817,7 +817,7 @@ impl Broker for RedisBroker {
         let from = if cursor.0.is_empty() { "0" } else { &cursor.0 };
         let call = self.call(&SCRIPTS.sweep).arg(from).arg(SWEEP_PAGE).arg(server.run_id);
         let read = |value| -> std::result::Result<Swept, Malformed> {
-            let [next, checked, repaired, removed, lost] = parts(value)?;
+            let [next, checked, repaired, removed, lost, unfinished] = parts(value)?;
             let next = text(next)?;
             let mut words = texts(repaired)?.into_iter();
             let mut repaired = Vec::new();
@@ -830,6 +830,7 @@ impl Broker for RedisBroker {
                 repaired,
                 consumers_removed: number(removed)? as usize,
                 workers_lost: lost.map_err(|error| Malformed(error.to_string()))?,
+                unfinished: number(unfinished)? == 1,
                 next: (next != "0").then_some(SweepCursor(next)),
             })
         };

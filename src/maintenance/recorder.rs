@@ -27,7 +27,7 @@ impl Chore for Recorder {
         if let Some(last) = recorded.last() {
             queue.broker.trim_outbox(&last.id).await?;
         }
-        queue.seen().tally.add(recorded);
+        queue.seen().add(recorded);
         if let Some(error) = progress.stopped {
             return Err(error.into());
         }

@@ -29,13 +29,13 @@ impl Chore for Sweeper {
         for worker in &swept.workers_lost {
             tracing::warn!(queue = %queue.name, %worker, "a worker fell silent and its tasks were taken back");
         }
-        let next = match swept.next {
-            Some(cursor) => {
-                self.cursor = cursor;
-                Next::In(BETWEEN_PAGES)
-            }
-            None if queue.is_busy() => Next::In(REST),
-            None => Next::WhenNeeded,
+        let more_pages = swept.next.is_some();
+        self.cursor = swept.next.unwrap_or_default();
+        let next = match more_pages {
+            _ if swept.unfinished => Next::AtOnce,
+            true => Next::In(BETWEEN_PAGES),
+            false if queue.is_busy() => Next::In(REST),
+            false => Next::WhenNeeded,
         };
         Ok(Progress { handled: swept.repaired.len() + swept.workers_lost.len() + swept.consumers_removed, next })
     }

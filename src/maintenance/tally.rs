@@ -95,13 +95,13 @@ impl Tally {
 }
 
 #[derive(PartialEq)]
-enum Ended {
+pub(super) enum Ended {
     Well,
     Badly,
 }
 
 /// How an attempt ended, if this event ends one. Who gives a task back did not fail.
-fn ended_attempt(event: &Event) -> Option<Ended> {
+pub(super) fn ended_attempt(event: &Event) -> Option<Ended> {
     match (event.from, event.to) {
         (Some(State::Running), State::Succeeded) => Some(Ended::Well),
         (Some(State::Running), State::DlqPending) => Some(Ended::Badly),

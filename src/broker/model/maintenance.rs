@@ -11,15 +11,15 @@ use crate::protocol::policy::{Mode, ReclaimCause};
 use crate::protocol::state::{RetryReason, State};
 
 /// How many expired leases one call takes back, and how many lanes it looks at.
-const RECLAIM_AT_ONCE: usize = 20;
+const RECLAIM_AT_ONCE: usize = 10;
 const MOST_LANES: usize = 200;
 
 /// How many tasks one call takes from a worker that is gone.
-const EVICT_AT_ONCE: usize = 100;
+const EVICT_AT_ONCE: usize = 20;
 
-/// How many lost workers one sweep deals with, and how many tasks of each.
+/// How many lost workers one sweep deals with, and how many tasks of all of them.
 const LOST_AT_ONCE: usize = 5;
-const SWEEP_AT_ONCE: usize = 50;
+const SWEEP_AT_ONCE: usize = 20;
 
 /// What an eviction did.
 #[derive(Default)]
@@ -199,17 +199,21 @@ impl Step<'_> {
     /// is repaired; consumers are not modelled, so none is removed.
     pub(super) fn sweep(mut self) -> Swept {
         let checked = self.queue.live.len();
-        let mut lost = Vec::new();
+        let (mut lost, mut budget, mut unfinished) = (Vec::new(), SWEEP_AT_ONCE, false);
         let silent = self.now.checked_sub(self.policy.reclaim.worker_lost_after.as_millis() as u64);
         for worker in silent.map(|since| self.queue.heartbeats.due(since, LOST_AT_ONCE)).unwrap_or_default() {
-            if !self.evict_some(&worker, RetryReason::WorkerLost, Loss::Crash, SWEEP_AT_ONCE).more {
+            let evicted = self.evict_some(&worker, RetryReason::WorkerLost, Loss::Crash, budget);
+            budget -= evicted.requeued.len() + evicted.dead.len();
+            if evicted.more {
+                unfinished = true;
+            } else {
                 self.forget(&worker);
                 lost.push(worker);
             }
         }
         self.announce();
         self.end();
-        Swept { checked, repaired: Vec::new(), consumers_removed: 0, workers_lost: lost, next: None }
+        Swept { checked, repaired: Vec::new(), consumers_removed: 0, workers_lost: lost, unfinished, next: None }
     }
 }
 

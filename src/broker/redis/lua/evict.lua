@@ -3,7 +3,7 @@
 -- ARGV[3] worker  ARGV[4] reason  ARGV[5] 'crash' if it counts as one
 -- RETURNS {{requeued ids}, {dead ids}, 1 if there may be more}
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
-local requeued, dead, more = evict(ARGV[3], ARGV[4], ARGV[5] == 'crash', 100)
+local requeued, dead, more = evict(ARGV[3], ARGV[4], ARGV[5] == 'crash', 20)
 if not more then
   forget(ARGV[3])
 end

@@ -3,7 +3,7 @@
 -- ARGV[3] where to go on: a lane, or ''  ARGV[4] message id in it, or '0'
 -- ARGV[5] the server's run id  ARGV[6] 'auto' for XAUTOCLAIM, 'pending' for XPENDING + XCLAIM
 -- RETURNS {'done' or 'held', next lane or '', next message id, {requeued ids}, {dead ids}}
-local BATCH, MOST_LANES = 20, 200
+local BATCH, MOST_LANES = 10, 200
 if not string.find(call('HGET', KEYS[1], 'reclaim_on'), 'VisibilityTimeout', 1, true) then
   return { 'done', '', '0', {}, {} }
 end

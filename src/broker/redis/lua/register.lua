@@ -9,7 +9,7 @@ local before = place ~= '' and call('HGET', P .. 'places', place)
 local requeued, more = {}, false
 if before and before ~= worker then
   local _
-  requeued, _, more = evict(before, 'superseded', true, 100)
+  requeued, _, more = evict(before, 'superseded', true, 20)
   if not more then
     forget(before)
   end

@@ -2,7 +2,8 @@
 --
 -- ARGV[3] cursor of the walk through live tasks  ARGV[4] how many at a time
 -- ARGV[5] the server's run id
--- RETURNS {next cursor, checked, {id, what was wrong, …}, consumers removed, {lost workers}}
+-- RETURNS {next cursor, checked, {id, what was wrong, …}, consumers removed, {lost workers},
+--   1 if a silent worker still has tasks}
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
 local page = call('HSCAN', LIVE, ARGV[3], 'COUNT', ARGV[4])
 local repaired, read_up_to = {}, {}
@@ -87,12 +88,16 @@ for i = 1, #page[2], 2 do
 end
 
 -- Workers that have been silent for too long.
-local lost = {}
+local lost, unfinished = {}, 0
 if not clock_is_new(ARGV[5]) then
   local silent = now - tonumber(call('HGET', KEYS[1], 'worker_lost'))
+  local budget = 20
   for _, worker in ipairs(call('ZRANGEBYSCORE', P .. 'heartbeats', '-inf', silent, 'LIMIT', 0, 5)) do
-    local _, _, more = evict(worker, 'worker_lost', true, 50)
-    if not more then
+    local requeued, dead, more = evict(worker, 'worker_lost', true, budget)
+    budget = budget - #requeued - #dead
+    if more then
+      unfinished = 1
+    else
       forget(worker)
       lost[#lost + 1] = worker
     end
@@ -122,4 +127,4 @@ end
 announce(SURE)
 flush_moves()
 ring()
-return { page[1], #page[2] / 2, repaired, removed, lost }
+return { page[1], #page[2] / 2, repaired, removed, lost, unfinished }
