@@ -3,6 +3,7 @@
 mod support;
 
 mod worker {
+    mod chaos;
     mod drain;
     mod ground;
     mod leases;

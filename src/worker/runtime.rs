@@ -408,6 +408,12 @@ impl Runtime {
         );
         let context = TaskContext::new(&self.home, task, asked, deadline);
         let slot = self.slots.reserve();
+        if self.drain.is_some() {
+            // It was on its way when the drain began.
+            self.slots.keep(slot, context.clone());
+            self.conclude(slot, &context, Some(Outcome::Released { delay: Duration::ZERO }));
+            return;
+        }
         let (handler, finisher, own) = (self.handler.clone(), self.finisher.clone(), context.clone());
         let attempt = async move {
             let ended = AssertUnwindSafe(handler.handle(&own)).catch_unwind().await;
@@ -646,8 +652,8 @@ impl Runtime {
         }
         tracing::info!(worker = %self.info.id, ?level, held = self.slots.held(), "the worker drains");
         self.health.is_draining();
-        // Its connection closes with it, so that it swallows nobody's ring.
-        self.sleeping = None;
+        // Its connection closes with it; a ring that it may have swallowed goes to somebody else.
+        self.pass_on |= self.sleeping.take().is_some();
         self.sleeper = None;
         self.look_around();
     }
@@ -717,9 +723,14 @@ pub(super) async fn come_aboard(
             let registered = broker.register(info).await?;
             Ok((registered, broker.policy().await?))
         };
-        let attempt = tokio::select! {
-            attempt = attempt => attempt,
-            _ = drain.wait_for(|level| *level != DrainLevel::None) => return Ok(None),
+        tokio::pin!(attempt);
+        let attempt = loop {
+            tokio::select! {
+                attempt = &mut attempt => break attempt,
+                _ = drain.wait_for(|level| *level != DrainLevel::None) => return Ok(None),
+                // A broker that hangs is no reason to restart.
+                () = tokio::time::sleep(LOOK_AROUND) => health.tick(Instant::now()),
+            }
         };
         match attempt {
             Ok((registered, policy)) => {

@@ -93,6 +93,11 @@ impl Slots {
         self.running += 1;
     }
 
+    /// A task that is not to be run: it is only held until it is given back.
+    pub(super) fn keep(&mut self, id: SlotId, context: TaskContext) {
+        self.slots[id.index].state = State::Ended(context);
+    }
+
     /// An attempt that runs, if it still does.
     pub(super) fn running_mut(&mut self, id: SlotId) -> Option<&mut Running> {
         match &mut self.slots[id.index] {

@@ -63,6 +63,10 @@ impl Ground {
         Running { id, handle, task }
     }
 
+    pub(super) fn keys(&self) -> &Keys {
+        self.broker.keys()
+    }
+
     pub(super) async fn add(&self, count: usize) -> Vec<TaskId> {
         let tasks: Vec<_> = (0..count).map(|n| new_task(json!({ "n": n }))).collect();
         let made = self.producer.enqueue_all(&tasks).await.expect("the tasks are taken");
