@@ -182,8 +182,8 @@ impl Args {
 /// Waits until the queue is there: a pool may start before its queue, and before its Redis.
 async fn wait_for_queue(args: &Args, redis: &Redis) -> Result<RedisBroker, CliError> {
     let queue = &args.queue.queue;
-    let mut said = None;
-    for look in 0u32.. {
+    let (mut said, mut looks) = (None, 0u32);
+    loop {
         let missing = match redis.find(queue).await {
             Ok(Some(found)) => return Ok(redis.queue(found.keys)?),
             Ok(None) => BrokerError::NoQueue(queue.to_string()),
@@ -191,13 +191,12 @@ async fn wait_for_queue(args: &Args, redis: &Redis) -> Result<RedisBroker, CliEr
             Err(error) => return Err(error.into()),
         };
         let missing = missing.to_string();
-        if look % REMIND_EVERY == 0 || said.as_ref() != Some(&missing) {
+        if looks.is_multiple_of(REMIND_EVERY) || said.as_ref() != Some(&missing) {
             tracing::warn!(%queue, reason = missing, "worker waits for its queue");
         }
-        said = Some(missing);
+        (said, looks) = (Some(missing), looks.wrapping_add(1));
         tokio::time::sleep(LOOK_AGAIN).await;
     }
-    unreachable!("invariant: looking for the queue goes on until it is found")
 }
 
 /// Keeps the bound of results as the queue's policy has it.

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use windlass::broker::Broker;
-use windlass::protocol::policy::Policy;
+use windlass::protocol::backoff::{Backoff, Jitter, Strategy};
+use windlass::protocol::policy::{Policy, Retry};
 use windlass::worker::exec::ExecHandler;
 use windlass::worker::http::{HttpHandler, HttpOptions};
 use windlass::{Handler, NewTask, State};
@@ -220,5 +221,24 @@ async fn a_request_is_dropped_when_its_task_is_cancelled() {
     let view = ground.until(&new.id, State::Retrying).await;
     assert_eq!(view.error_code.as_deref(), Some("timeout"));
     dripping.await.expect("the connection is closed");
+    worker.end().await;
+}
+
+/// A release costs no attempt, a failure does; the execution's key follows the failures.
+#[tokio::test]
+async fn a_handler_is_told_which_attempt_it_is() {
+    let policy = Policy::default();
+    let backoff = Backoff { strategy: Strategy::Fixed { ms: 1 }, max_ms: 1, jitter: Jitter::None };
+    let retry = Retry { backoff, ..policy.retry.clone() };
+    let ground = Ground::with(&Policy { retry, ..policy }).await;
+    let script = "case $WINDLASS_EXECUTION_KEY in *:0) exit 1;; esac; echo $WINDLASS_ATTEMPT";
+    let new = task(json!(1));
+    ground.enqueue(std::slice::from_ref(&new)).await;
+    let context = ground.claim().await;
+    let lease = context.task().lease.clone();
+    ground.broker.release(context.worker(), vec![lease], Duration::ZERO).await.expect("given back");
+    let worker = ground.worker(handler(script, LONG), 1);
+    let view = ground.until(&new.id, State::Succeeded).await;
+    assert_eq!(view.result.expect("a result").as_str(), "2");
     worker.end().await;
 }
