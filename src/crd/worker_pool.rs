@@ -106,6 +106,17 @@ pub enum HandlerType {
     Sdk,
 }
 
+impl HandlerType {
+    /// As a manifest spells it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "HTTP",
+            Self::Exec => "Exec",
+            Self::Sdk => "SDK",
+        }
+    }
+}
+
 /// What runs a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]

@@ -75,7 +75,7 @@ impl Machine {
             }
             let verb = if before.pools.contains_key(name) { "changed" } else { "added" };
             let (replicas, queue) = (manifest.spec.replicas, &manifest.queue);
-            let text = format!("pool {verb}: {replicas} × {:?} for {queue}", manifest.spec.handler.type_);
+            let text = format!("pool {verb}: {replicas} × {} for {queue}", manifest.spec.handler.type_.as_str());
             self.screen.line(name.name(), Tone::Plain, &text);
             let new = || Pool::new(name.clone(), self.surroundings.clone());
             self.pools.entry(name.clone()).or_insert_with(new).apply(manifest);

@@ -12,7 +12,7 @@ use windlass::protocol::keys::Keys;
 use windlass::protocol::names::TaskId;
 use windlass::{NewTask, State, TaskType, TaskView};
 
-use crate::support::servers::{Flavor, Wait};
+use crate::support::servers::{Flavor, LIMIT, Wait};
 
 /// A folder with manifests, handlers and the data of a `windlass dev`.
 pub(super) struct Ground {
@@ -92,6 +92,21 @@ impl Ground {
         let text = self.read("data/env");
         let line = text.lines().find_map(|line| line.strip_prefix("export WINDLASS_REDIS_URL='"));
         line.expect("the URL is published").trim_end_matches('\'').to_owned()
+    }
+
+    /// A connection to its Redis that waits as long as a busy machine needs.
+    pub(super) async fn connect(&self) -> redis::aio::MultiplexedConnection {
+        let client = redis::Client::open(self.redis_url()).expect("a usable URL");
+        let config =
+            redis::AsyncConnectionConfig::new().set_connection_timeout(Some(LIMIT)).set_response_timeout(Some(LIMIT));
+        client.get_multiplexed_async_connection_with_config(&config).await.expect("connected")
+    }
+
+    /// The process of its Redis.
+    pub(super) async fn redis_pid(&self) -> u32 {
+        let info: String = redis::cmd("INFO").arg("server").query_async(&mut self.connect().await).await.expect("told");
+        let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("a process");
+        pid.trim().parse().expect("a number")
     }
 
     /// The queue of that name.
@@ -234,6 +249,14 @@ pub(super) fn exec(name: &str, queue: &str, command: &str) -> String {
          handler: {{type: Exec, exec: {{command: {command}}}}}\n  \
          template: {{spec: {{containers: [{{name: app, image: none}}]}}}}\n"
     )
+}
+
+/// The parent of a process.
+pub(super) fn parent_of(pid: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
+    // "pid (name) state parent …", where the name may hold anything.
+    let (_, after_name) = stat.rsplit_once(") ").expect("a name in parentheses");
+    after_name.split(' ').nth(1).expect("a parent").parse().expect("a number")
 }
 
 /// Whether a process is there.

@@ -8,7 +8,7 @@ use windlass::dev::read;
 #[test]
 fn the_demo_is_read_with_every_default() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/demo");
-    let manifests = read(&[folder.clone()]).expect("allowed");
+    let manifests = read(std::slice::from_ref(&folder)).expect("allowed");
     let queues: Vec<String> = manifests.queues.keys().map(ToString::to_string).collect();
     assert_eq!(queues, ["default/mail", "default/orders"]);
     let cashiers = &manifests.pools[&"cashiers".parse().expect("valid")];

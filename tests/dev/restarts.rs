@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use serde_json::json;
 use windlass::State;
 
-use super::ground::{Ground, manifest, queue};
+use super::ground::{Ground, is_alive, manifest, parent_of, queue, send};
 use crate::support::servers::{Flavor, Server, Wait};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,6 +51,24 @@ async fn after_a_kill_9_nothing_is_left_for_ever() {
     ground.queue("q").workers(1).await;
     dev.kill9();
     ground.quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_lost_its_guard_is_ended_by_the_next_start() {
+    let ground = Ground::new(&queue("q", "{mode: Paused}"));
+    let dev = ground.start().await;
+    let id = ground.queue("q").enqueue("a", json!({})).await;
+    let orphan = ground.redis_pid().await;
+    // Stopped first: it would start another one.
+    dev.signal("STOP");
+    send(parent_of(orphan), "KILL");
+    dev.kill9();
+    assert!(is_alive(orphan));
+    let dev = ground.start().await;
+    ground.logged("a redis-server was left behind on this data directory; ending it").await;
+    assert_ne!(ground.redis_pid().await, orphan);
+    assert_eq!(ground.queue("q").task(&id).await.state, State::Queued);
+    dev.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -51,14 +51,12 @@ async fn a_killed_redis_is_started_again_on_its_data() {
     let first = queue.enqueue("a", json!(1)).await;
     queue.reaches(&first, State::Succeeded).await;
     // Everything that is acknowledged is in the file before it is killed.
-    let mut connection = connect(&ground).await;
+    let mut connection = ground.connect().await;
     let _: String =
         redis::cmd("CONFIG").arg(&["SET", "appendfsync", "always"]).query_async(&mut connection).await.expect("set");
     let kept = queue.enqueue("a", json!(2)).await;
     queue.reaches(&kept, State::Succeeded).await;
-    let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await.expect("told");
-    let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("a process").trim().parse();
-    send(pid.expect("a number"), "KILL");
+    send(ground.redis_pid().await, "KILL");
     ground.logged("redis            │ was killed by signal 9; starts again").await;
     let mut wait = Wait::new("Redis to be back");
     while queue.broker.policy().await.is_err() {
@@ -70,16 +68,11 @@ async fn a_killed_redis_is_started_again_on_its_data() {
     dev.stop().await;
 }
 
-async fn connect(ground: &Ground) -> redis::aio::MultiplexedConnection {
-    let client = redis::Client::open(ground.redis_url()).expect("a usable URL");
-    client.get_multiplexed_async_connection().await.expect("connected")
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flushed_redis_gets_its_queues_again() {
     let ground = Ground::new(&manifest("[cat]"));
     let dev = ground.start().await;
-    let mut connection = connect(&ground).await;
+    let mut connection = ground.connect().await;
     let _: () = redis::cmd("FLUSHALL").query_async(&mut connection).await.expect("flushed");
     ground.logged("queue was gone from Redis; made again").await;
     let queue = ground.queue("q");
