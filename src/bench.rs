@@ -121,7 +121,7 @@ fn notes(what: Measurement) -> &'static [&'static str] {
 /// Measures and prints.
 pub async fn run(args: Args) -> Result<()> {
     if let Some(port) = args.look_after {
-        return idle::look_after(port, args.idle_queues.unwrap_or_default()).await;
+        return Box::pin(idle::look_after(port, args.idle_queues.unwrap_or_default())).await;
     }
     let machine = Machine::here();
     let pinning = Pinning::apply(args.server_core.zip(args.client_core)).await?;

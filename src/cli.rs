@@ -122,7 +122,8 @@ pub async fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(error) => return refuse(&error),
     };
     let outcome = match telemetry::init(cli.command.verbosity()) {
-        Ok(()) => cli.command.run().await,
+        // In a box: the futures of all commands, one in the other, are deeper than the compiler follows.
+        Ok(()) => Box::pin(cli.command.run()).await,
         Err(error) => Err(CliError::usage(error.to_string())),
     };
     match outcome {

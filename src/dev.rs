@@ -21,6 +21,7 @@ mod manifest;
 mod pool;
 mod redis_server;
 mod screen;
+mod speech;
 mod ticker;
 
 use std::path::PathBuf;

@@ -22,6 +22,7 @@ pub mod sampler;
 pub mod sweeper;
 mod tally;
 
+use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,10 +45,33 @@ pub struct Queue {
     seen: Arc<Mutex<Seen>>,
 }
 
+/// Whether what happens in a queue is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum History {
+    /// In the event log.
+    Recorded,
+    /// Nowhere: no event log is configured. Dead letters live in the queue alone.
+    NotRecorded,
+}
+
+impl fmt::Display for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Recorded => "history is recorded in the event log",
+            Self::NotRecorded => {
+                "no history is recorded: no event log is configured, and dead letters live in the \
+                                  queue alone"
+            }
+        })
+    }
+}
+
 /// What the loops of a queue tell each other.
 #[derive(Default)]
 struct Seen {
     counts: Option<QueueCounts>,
+    /// At how many entries of the outbox enqueues are refused.
+    outbox_bound: Option<u64>,
     tally: Tally,
 }
 
@@ -55,6 +79,11 @@ impl Queue {
     /// A queue that nobody has looked at yet.
     pub fn new(name: QueueName, broker: Arc<dyn Broker>, log: Option<EventLog>) -> Self {
         Self { name, broker, log, seen: Arc::default() }
+    }
+
+    /// Whether what happens in it is kept.
+    pub fn history(&self) -> History {
+        if self.log.is_some() { History::Recorded } else { History::NotRecorded }
     }
 
     /// What the last look at the queue showed.

@@ -5,7 +5,11 @@
 mod support;
 
 mod maintenance {
+    mod databases;
+    mod decisions;
     mod faults;
     mod idle;
+    mod protocol;
     mod reclaim;
+    mod retention;
 }

@@ -70,7 +70,11 @@ enqueue() {
   shift
   local queue="$1"
   shift
-  echo "  \$ windlass task enqueue -q $queue $*"
+  local shown="" word
+  for word in "$@"; do
+    if [[ $word == *[\{\ ]* ]]; then shown+=" '$word'"; else shown+=" $word"; fi
+  done
+  echo "  \$ windlass task enqueue -q $queue$shown"
   "$windlass" task enqueue -q "$queue" "$@" >/dev/null
 }
 

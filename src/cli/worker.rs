@@ -70,6 +70,9 @@ pub struct Args {
     /// How long a program may take to end when it is asked to, before it is killed.
     #[arg(long, value_parser = parse_duration, default_value = "5s", value_name = "DURATION")]
     kill_after: Duration,
+    /// How long a task waits for an address that nobody listens on, before that costs an attempt.
+    #[arg(long, value_parser = parse_duration, default_value = "30s", value_name = "DURATION", conflicts_with = "exec")]
+    patience: Duration,
     /// Where the command runs (here unless given).
     #[arg(long, value_name = "DIRECTORY", conflicts_with = "http")]
     directory: Option<PathBuf>,
@@ -162,7 +165,8 @@ impl Args {
 
     fn handler(&self, api: LocalApi, result_bound: ResultBound) -> Result<Arc<dyn Handler>, CliError> {
         if let Some(url) = &self.http {
-            let options = HttpOptions { api: Some(api), result_bound, ..HttpOptions::new(url) };
+            let options =
+                HttpOptions { patience: self.patience, api: Some(api), result_bound, ..HttpOptions::new(url) };
             return Ok(Arc::new(HttpHandler::new(options)?));
         }
         Ok(Arc::new(ExecHandler::new(ExecOptions {

@@ -12,16 +12,19 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 /// How often a lock is tried again.
 const POLL: Duration = Duration::from_millis(50);
+/// How long what a program said last may take to be passed on.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long the programs before this one may take to end.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -57,11 +60,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let parent = parent_gone();
     let (program, arguments) = args.command.split_first().expect("invariant: clap requires a program");
     let mut command = Command::new(program);
-    command.args(arguments).stdin(std::process::Stdio::null()).process_group(0);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => anyhow::bail!("{program} cannot be started: {error}"),
     };
+    let out = tokio::spawn(pass_on(child.stdout.take(), tokio::io::stdout()));
+    let err = tokio::spawn(pass_on(child.stderr.take(), tokio::io::stderr()));
     let group = child.id().and_then(|id| Pid::from_raw(id as i32)).expect("invariant: not waited for yet");
     let status = tokio::select! {
         status = child.wait() => status?,
@@ -76,7 +81,19 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         // What its first process left behind.
         let _ = kill_process_group(group, Signal::KILL);
     }
+    // A grandchild may hold them open.
+    let _ = tokio::time::timeout(LAST_WORDS, futures::future::join(out, err)).await;
     std::process::exit(code_of(status));
+}
+
+/// Passes on what the program says. When nobody listens any more it is still
+/// read: a program that ends because it cannot speak does not end gracefully.
+async fn pass_on(from: Option<impl AsyncRead + Unpin>, mut to: impl AsyncWrite + Unpin) {
+    let Some(mut from) = from else { return };
+    let (mut buffer, mut heard) = (vec![0; 8192], true);
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        heard = heard && to.write_all(&buffer[..length]).await.is_ok() && to.flush().await.is_ok();
+    }
 }
 
 /// Completes when standard input is closed. On a thread, which does not hold up the end of the process.

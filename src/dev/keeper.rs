@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::screen::{Screen, Tone};
+use super::speech::Speech;
 
 /// How long a program that died waits before it is started again, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -53,6 +54,8 @@ pub(super) struct Recipe {
     pub(super) ask: Ask,
     /// It is started when somebody listens on this port.
     pub(super) after_port: Option<u16>,
+    /// What its lines mean.
+    pub(super) speech: Speech,
     /// A lock that it waits for before it ends.
     pub(super) after: Option<PathBuf>,
     /// The lock that it holds.
@@ -212,7 +215,8 @@ impl Household {
         let (line, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let pass = |stream: Option<Box<dyn AsyncRead + Send + Unpin>>| {
             let stream = stream.expect("invariant: it was asked for");
-            tokio::spawn(pass_on(stream, name.to_owned(), self.screen.clone()))
+            let tongue = Tongue { name: name.to_owned(), speech: recipe.speech, screen: self.screen.clone() };
+            tokio::spawn(tongue.pass_on(stream))
         };
         let output = [pass(out.map(|out| Box::new(out) as _)), pass(err.map(|err| Box::new(err) as _))];
         Ok(Guarded { child, line, output })
@@ -254,20 +258,33 @@ async fn listening(port: u16) {
 }
 
 /// Prints what a program prints, line by line.
-async fn pass_on(mut stream: Box<dyn AsyncRead + Send + Unpin>, name: String, screen: Screen) {
-    let mut buffer = Vec::new();
-    loop {
-        let more = stream.read_buf(&mut buffer).await.unwrap_or(0);
-        while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = buffer.drain(..=end).collect();
-            screen.line(&name, Tone::Plain, &String::from_utf8_lossy(&line));
+struct Tongue {
+    name: String,
+    speech: Speech,
+    screen: Screen,
+}
+
+impl Tongue {
+    async fn pass_on(self, mut stream: Box<dyn AsyncRead + Send + Unpin>) {
+        let mut buffer = Vec::new();
+        loop {
+            let more = stream.read_buf(&mut buffer).await.unwrap_or(0);
+            while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = buffer.drain(..=end).collect();
+                self.say(&line);
+            }
+            if !buffer.is_empty() && (more == 0 || buffer.len() >= LONGEST_LINE) {
+                self.say(&buffer);
+                buffer.clear();
+            }
+            if more == 0 {
+                return;
+            }
         }
-        if !buffer.is_empty() && (more == 0 || buffer.len() >= LONGEST_LINE) {
-            screen.line(&name, Tone::Plain, &String::from_utf8_lossy(&buffer));
-            buffer.clear();
-        }
-        if more == 0 {
-            return;
-        }
+    }
+
+    fn say(&self, line: &[u8]) {
+        let (tone, text) = self.speech.read(String::from_utf8_lossy(line).trim_end());
+        self.screen.line(&self.name, tone, &text);
     }
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use super::keeper::{Ask, Household, Keeper, Recipe};
 use super::manifest::{PoolManifest, PoolName};
 use super::screen::Tone;
+use super::speech::Speech;
 use crate::crd::{HandlerType, LocalProcess};
+use crate::telemetry;
 
 /// What a worker has to end, beyond its time to drain.
 const MARGIN: Duration = Duration::from_secs(10);
@@ -178,7 +180,12 @@ impl Cook<'_> {
             command.extend(["--types".to_owned(), spec.task_types.join(",")]);
         }
         command.extend(handler.iter().cloned());
-        let recipe = Recipe { grace: drain + MARGIN, ask: Ask::Program, after_port, ..self.recipe(command) };
+        let mut recipe = Recipe { grace: drain + MARGIN, ask: Ask::Program, after_port, ..self.recipe(command) };
+        // Whoever asked for another form of logs gets it as it is.
+        if std::env::var_os(telemetry::FORMAT).is_none() {
+            recipe.environment.insert(telemetry::FORMAT.to_owned(), "json".to_owned());
+            recipe.speech = Speech::Logs;
+        }
         (0..spec.replicas as usize).map(|index| self.place(recipe.clone(), index)).collect()
     }
 
@@ -201,6 +208,7 @@ impl Cook<'_> {
             grace: APP_GRACE,
             ask: Ask::Group,
             after_port: None,
+            speech: Speech::Plain,
             after: None,
             hold: self.surroundings.hold.clone(),
         }

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::data_dir::DataDir;
 use super::keeper::{Ask, Household, Keeper, Recipe};
 use super::screen::Tone;
+use super::speech::Speech;
 
 /// The port that is tried first.
 const FIRST_PORT: u16 = 16_379;
@@ -115,6 +116,7 @@ fn recipe(program: &Path, folder: &Path, port: u16, data: &DataDir) -> Recipe {
         grace: GRACE,
         ask: Ask::Program,
         after_port: None,
+        speech: Speech::Plain,
         after: Some(data.children()),
         hold: data.redis(),
     }

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use tokio::task::JoinHandle;
 
 use super::screen::{Screen, Tone};
+use super::speech::short;
 use crate::broker::ListCursor;
 use crate::event_log::{EventFilter, EventLog, RecordedEvent};
 use crate::protocol::names::QueueName;
@@ -97,13 +98,16 @@ fn sentence(event: &RecordedEvent) -> Option<(Tone, String)> {
     };
     let from = event.from.map_or_else(String::new, |from| format!("{from} → "));
     let to = event.to?;
-    let detail = event.detail.as_ref().map_or_else(String::new, |detail| format!(" ({detail})"));
+    let detail = event.detail.as_deref().map_or_else(String::new, |detail| format!(" ({})", explained(detail)));
     let attempt = if event.epoch.0 > 0 { format!(" [attempt {}]", event.epoch) } else { String::new() };
     Some((tone, format!("{} {}: {from}{to}{attempt}{detail}", event.task_type, short(event.task_id.as_str()))))
 }
 
-/// The end of an id, where ids of one time differ.
-fn short(id: &str) -> &str {
-    const LENGTH: usize = 12;
-    if id.is_ascii() && id.len() > LENGTH { &id[id.len() - LENGTH..] } else { id }
+/// A detail is a word, or JSON about whom the task was taken back from.
+fn explained(detail: &str) -> String {
+    let Ok(facts) = serde_json::from_str::<serde_json::Value>(detail) else { return detail.to_owned() };
+    match (facts["from"].as_str(), facts["reason"].as_str()) {
+        (Some(from), Some(reason)) => format!("taken back from {from}: {reason}"),
+        _ => detail.to_owned(),
+    }
 }

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::metrics::LoopMetrics;
-use super::{Chore, ChoreError, LoopName, Next, Progress, Queue};
+use super::{Chore, ChoreError, History, LoopName, Next, Progress, Queue};
 use crate::broker::{Notice, Notices, QueueCounts, Topic};
 
 /// How long a loop that failed waits, at first and at most.
@@ -58,6 +58,9 @@ impl Runner {
     /// Begins to look after a queue; `prefix` is what notices call it. A queue
     /// of that prefix that was there before is replaced.
     pub async fn add(&self, prefix: &str, queue: Queue) {
+        if queue.history() == History::NotRecorded {
+            tracing::warn!(queue = %queue.name, "no history is recorded: no event log is configured, and dead letters live in the queue alone");
+        }
         self.metrics.queues().insert(prefix.to_owned(), queue.clone());
         self.tell(Mail::Add(prefix.into(), queue)).await;
     }

@@ -43,10 +43,14 @@ impl Chore for Sampler {
         self.counted = Some((Instant::now(), glance));
         queue.seen().counts = Some(counts.clone());
         let busy = is_busy(&counts);
-        let due = self.row_written.is_none_or(|at| at.elapsed() >= BETWEEN_ROWS);
-        if busy && due {
-            self.row_written = Some(Instant::now());
+        if counts.outbox > 0 || self.warned {
             self.look_at_outbox(queue, &counts).await?;
+        }
+        let due = self.row_written.is_none_or(|at| at.elapsed() >= BETWEEN_ROWS);
+        // Also of a queue that became idle since: the last of what it did is told, too.
+        let done_something = !queue.seen().tally.is_empty();
+        if due && (busy || done_something) {
+            self.row_written = Some(Instant::now());
             self.write_row(queue, &counts).await?;
         }
         let rest = if busy { WHILE_BUSY } else { WHILE_IDLE };
@@ -77,6 +81,7 @@ impl Sampler {
     /// Warns before the outbox reaches its bound, at which enqueues are refused.
     async fn look_at_outbox(&mut self, queue: &Queue, counts: &QueueCounts) -> Result<(), ChoreError> {
         let bound = queue.broker.policy().await?.limits.outbox_entries;
+        queue.seen().outbox_bound = Some(bound);
         let filling = counts.outbox as f64 > OUTBOX_WARNING * bound as f64;
         if filling && !self.warned {
             tracing::warn!(queue = %queue.name, entries = counts.outbox, bound,

@@ -66,6 +66,11 @@ impl Tally {
         }
     }
 
+    /// Whether anything happened since the sample before.
+    pub(super) fn is_empty(&self) -> bool {
+        self.created + self.completed + self.failed == 0 && self.attempts.is_empty() && self.dead_letters.is_empty()
+    }
+
     /// What happened since the sample before, and begins anew.
     pub(super) fn sample(&mut self, counts: &QueueCounts) -> Sample {
         let live = counts.backlog + counts.running + counts.delayed + counts.retrying;

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::api::Pass;
 use super::context::{CancelReason, TaskContext};
-use crate::broker::{ClaimedTask, MAX_ERROR_BYTES, Outcome};
+use crate::broker::{MAX_ERROR_BYTES, Outcome};
 use crate::protocol::names::{IdempotencyKey, TaskId, TaskType, TenantId, TraceId};
 use crate::protocol::policy::Policy;
 use crate::protocol::task::Payload;
@@ -99,7 +99,8 @@ struct Document<'a> {
     #[serde(rename = "type")]
     task_type: &'a TaskType,
     payload: &'a RawValue,
-    attempt: u32,
+    /// How many attempts have begun: the same number as the epoch, by the name that people use.
+    attempt: u64,
     retry_count: u32,
     crash_count: u32,
     release_count: u32,
@@ -139,7 +140,7 @@ impl Told {
             ("task-id", owned(task.lease.task.as_str())),
             ("type", owned(task.task_type.as_str())),
             ("queue", Some(context.queue().to_string())),
-            ("attempt", Some(attempt(task).to_string())),
+            ("attempt", Some(task.lease.epoch.to_string())),
             ("execution-key", Some(task.execution_key())),
             ("idempotency-key", task.idempotency_key.as_ref().and_then(|key| owned(key.as_str()))),
             ("trace-id", task.trace_id.as_ref().and_then(|id| owned(id.as_str()))),
@@ -151,11 +152,6 @@ impl Told {
     }
 }
 
-/// Which attempt this is, from 1. Releases and rate limits cost none.
-pub(super) fn attempt(task: &ClaimedTask) -> u32 {
-    task.retry_count.saturating_add(task.crash_count).saturating_add(1)
-}
-
 fn document(context: &TaskContext, traceparent: Option<String>) -> String {
     let task = context.task();
     let payload = raw(task.payload.as_str());
@@ -164,7 +160,7 @@ fn document(context: &TaskContext, traceparent: Option<String>) -> String {
         queue: context.queue().to_string(),
         task_type: &task.task_type,
         payload: &payload,
-        attempt: attempt(task),
+        attempt: task.lease.epoch.0,
         retry_count: task.retry_count,
         crash_count: task.crash_count,
         release_count: task.release_count,

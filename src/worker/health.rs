@@ -14,6 +14,8 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(30);
 pub struct WorkerHealth {
     base: Instant,
     last_tick_ms: AtomicU64,
+    /// When the loop wants to go round again at the latest.
+    due_ms: AtomicU64,
     registered: AtomicBool,
     connected: AtomicBool,
     draining: AtomicBool,
@@ -27,6 +29,7 @@ impl WorkerHealth {
         Self {
             base: Instant::now(),
             last_tick_ms: AtomicU64::new(0),
+            due_ms: AtomicU64::new(u64::MAX),
             registered: AtomicBool::new(false),
             connected: AtomicBool::new(false),
             draining: AtomicBool::new(false),
@@ -90,6 +93,18 @@ impl WorkerHealth {
         self.last_tick_ms.store(since.as_millis() as u64, Ordering::Relaxed);
     }
 
+    /// The loop wants to go round again at that time.
+    pub(super) fn is_due(&self, at: Instant) {
+        let since = at.saturating_duration_since(self.base);
+        self.due_ms.store(since.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// How late the loop is.
+    pub(super) fn lateness(&self) -> Duration {
+        let due = Duration::from_millis(self.due_ms.load(Ordering::Relaxed));
+        self.base.elapsed().saturating_sub(due)
+    }
+
     pub(super) fn has_registered(&self) {
         self.registered.store(true, Ordering::Relaxed);
     }
@@ -130,11 +145,11 @@ mod tests {
         assert!(health.why_not_ready().is_some_and(|why| why.contains("draining")));
     }
 
-    #[test]
-    fn a_worker_whose_loop_hangs_or_whose_places_are_all_lost_is_not_live() {
-        let mut health = WorkerHealth::new(2);
-        assert_eq!(health.why_not_live(), None);
-        health.base -= LONGEST_SILENCE + Duration::from_secs(1);
+    #[tokio::test]
+    async fn a_worker_whose_loop_hangs_or_whose_places_are_all_lost_is_not_live() {
+        assert_eq!(WorkerHealth::new(2).why_not_live(), None);
+        let long_ago = Instant::now().checked_sub(LONGEST_SILENCE * 2).expect("the machine is up for longer");
+        let health = WorkerHealth { base: long_ago, ..WorkerHealth::new(2) };
         assert!(health.why_not_live().is_some_and(|why| why.contains("silent")));
         health.tick(Instant::now());
         health.set_stuck(1);

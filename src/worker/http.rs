@@ -5,7 +5,7 @@
 //! | 2xx | done; the body is the result, JSON if it parses |
 //! | 400, 413, 415, 422 | failed for good |
 //! | 429, or 503 with `Retry-After` | rate limited |
-//! | any other, no answer, no connection | failed, may work next time |
+//! | any other, a broken answer, nobody there for long | failed, may work next time |
 //!
 //! Few codes are permanent: a 401 or a 404 in the middle of a rollout must not
 //! fill the dead letters. A handler that knows better says so in the header
@@ -15,8 +15,10 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use axum::body::Bytes;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, Response, StatusCode, Url};
+use tokio::time::Instant;
 
 use super::Handler;
 use super::api::LocalApi;
@@ -32,6 +34,9 @@ const OUTCOME: HeaderName = HeaderName::from_static("windlass-outcome");
 /// server closes in the same moment.
 const KEEP_IDLE: Duration = Duration::from_millis(1500);
 
+/// How soon a handler that was not there is tried again.
+const KNOCK_AGAIN: Duration = Duration::from_millis(200);
+
 /// Where to post tasks, and how.
 #[derive(Clone)]
 pub struct HttpOptions {
@@ -39,6 +44,10 @@ pub struct HttpOptions {
     pub url: String,
     /// How long opening a connection may take (5 s).
     pub connect_timeout: Duration,
+    /// How long a task waits for a handler that cannot be connected to (30 s):
+    /// one that is being restarted should cost no attempts. Nothing was sent
+    /// yet, so nothing is repeated.
+    pub patience: Duration,
     /// The largest result.
     pub result_bound: ResultBound,
     /// How it reaches its worker while it runs.
@@ -51,6 +60,7 @@ impl HttpOptions {
         Self {
             url: url.into(),
             connect_timeout: Duration::from_secs(5),
+            patience: Duration::from_secs(30),
             result_bound: ResultBound::default(),
             api: None,
         }
@@ -61,6 +71,7 @@ impl HttpOptions {
 pub struct HttpHandler {
     client: Client,
     url: Url,
+    patience: Duration,
     result_bound: ResultBound,
     api: Option<LocalApi>,
 }
@@ -90,14 +101,23 @@ impl HttpHandler {
             builder = builder.tls_certs_only([]);
         }
         let client = builder.build().map_err(|error| UnusableHandler::NoClient { reason: whole(&error) })?;
-        Ok(Self { client, url, result_bound: options.result_bound, api: options.api })
+        let HttpOptions { patience, result_bound, api, .. } = options;
+        Ok(Self { client, url, patience, result_bound, api })
     }
 
     async fn post(&self, told: Told) -> Outcome {
-        let request = self.client.post(self.url.clone()).headers(headers(&told)).body(told.document);
-        match request.send().await {
-            Ok(response) => self.outcome(response).await,
-            Err(error) => unreached(error),
+        let (headers, document) = (headers(&told), Bytes::from(told.document));
+        let until = Instant::now() + self.patience;
+        loop {
+            let request = self.client.post(self.url.clone()).headers(headers.clone()).body(document.clone());
+            match request.send().await {
+                Ok(response) => return self.outcome(response).await,
+                Err(error) if error.is_connect() && Instant::now() < until => {
+                    tracing::debug!(error = whole(&error.without_url()), "handler is not there yet");
+                    tokio::time::sleep_until((Instant::now() + KNOCK_AGAIN).min(until)).await;
+                }
+                Err(error) => return unreached(error),
+            }
         }
     }
 

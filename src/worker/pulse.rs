@@ -13,10 +13,10 @@ use tokio::runtime::Handle;
 use super::health::WorkerHealth;
 
 /// How often it is felt.
-const PERIOD: Duration = Duration::from_millis(500);
+const PERIOD: Duration = Duration::from_millis(200);
 
-/// A loop that is silent for longer than this has missed its look around.
-const TOO_SILENT: Duration = Duration::from_millis(1500);
+/// A loop that is later than this is held up.
+const TOO_LATE: Duration = Duration::from_millis(100);
 
 /// Ends the watch when it is dropped.
 pub(super) struct Pulse(#[expect(dead_code, reason = "its end is what is watched")] Arc<()>);
@@ -37,7 +37,7 @@ impl Pulse {
 fn feel(alive: &Weak<()>, health: &WorkerHealth, runtime: &Handle) {
     while alive.strong_count() > 0 {
         std::thread::sleep(PERIOD);
-        if health.silence() > TOO_SILENT {
+        if health.lateness() > TOO_LATE {
             drop(runtime.spawn(async {}));
         }
     }

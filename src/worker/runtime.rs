@@ -76,6 +76,9 @@ enum Said {
     Settle { slots: Vec<SlotId>, settlements: Vec<Settlement>, reply: Result<SessionReply> },
 }
 
+/// A sleep that is over, and the bed, if there was one.
+type Slept = (Option<Box<dyn Sleeper>>, Result<Wake>);
+
 /// A heartbeat that was answered, or was not.
 struct Beat {
     asked: Instant,
@@ -131,7 +134,7 @@ pub(super) struct Runtime {
     /// Whether a ring came that this worker cannot use.
     pass_on: bool,
     sleeper: Option<Box<dyn Sleeper>>,
-    sleeping: Option<BoxFuture<'static, (Option<Box<dyn Sleeper>>, Result<Wake>)>>,
+    sleeping: Option<BoxFuture<'static, Slept>>,
 
     beat: Option<BoxFuture<'static, Beat>>,
     next_beat: Instant,
@@ -150,7 +153,7 @@ enum Woken {
     Drain,
     Answered(Answered),
     Finished,
-    Slept((Option<Box<dyn Sleeper>>, Result<Wake>)),
+    Slept(Slept),
     Beat(Beat),
     Time,
 }
@@ -592,6 +595,7 @@ impl Runtime {
         if at < self.armed {
             self.armed = at;
             self.timer.as_mut().reset(at);
+            self.health.is_due(at);
         }
     }
 
@@ -600,6 +604,7 @@ impl Runtime {
         let now = Instant::now();
         self.armed = now + LOOK_AROUND;
         self.timer.as_mut().reset(self.armed);
+        self.health.is_due(self.armed);
         let mut next = self.next_beat;
         for slot in self.slots.all_running() {
             let visibility = self.policy.visibility_timeout;

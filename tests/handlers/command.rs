@@ -338,6 +338,41 @@ async fn what_a_handler_writes_to_stderr_is_in_the_log_with_its_task() {
     assert!(line.contains(id.as_str()), "{line}");
 }
 
+/// Of all that a task needs, nothing is left: no descriptor, no process, dead or alive.
+#[tokio::test]
+async fn many_tasks_leave_nothing_behind() {
+    let (ground, place) = (Ground::new().await, tempfile::tempdir().expect("a directory"));
+    let script = "case $WINDLASS_TYPE in hang) sleep 1000;; *) cat > /dev/null; sleep 1000 > /dev/null 2>&1 & esac";
+    let worker = ground.process(place.path(), &["--concurrency", "8", "--kill-after", "100ms"], script);
+    let pid = worker.child.id();
+    let entries = |what: &str| std::fs::read_dir(format!("/proc/{pid}/{what}")).expect("it runs").count();
+    let children = || {
+        // Each thread has its own.
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+        threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok()).collect::<String>()
+    };
+    let settle_some = async |count: usize| {
+        for id in enqueue_some(&ground, count).await {
+            ground.until(&id, State::Succeeded).await;
+        }
+    };
+    settle_some(20).await;
+    let before = entries("fd");
+    settle_some(300).await;
+    let mut hanging = NewTask::new(kind("hang"), json!(1));
+    hanging.extras.timeout_ms = Some(200);
+    ground.enqueue(std::slice::from_ref(&hanging)).await;
+    ground.until(&hanging.id, State::Retrying).await;
+    let mut wait = Wait::new("everything to be let go of");
+    loop {
+        let (now, children) = (entries("fd"), children());
+        if now <= before + 2 && children.is_empty() {
+            break;
+        }
+        wait.again(format!("{now} descriptors instead of {before}, children: {children}")).await;
+    }
+}
+
 /// Through the binary: the program's way to the local API, and a server's.
 #[tokio::test]
 async fn handlers_of_the_binary_reach_the_local_api() {

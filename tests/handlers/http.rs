@@ -299,12 +299,31 @@ async fn a_broken_answer_is_worth_another_attempt() {
 
 #[tokio::test]
 async fn a_handler_that_is_not_there_is_worth_another_attempt() {
-    // Bound and never accepting anything: the port is nobody else's.
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound").port();
-    let handler = HttpHandler::new(HttpOptions::new(format!("http://me:hunter2@127.0.0.1:{port}/"))).expect("usable");
+    let mut options = HttpOptions::new(format!("http://me:hunter2@127.0.0.1:{port}/"));
+    options.patience = Duration::from_millis(300);
+    let handler = HttpHandler::new(options).expect("usable");
     let view = Ground::new().await.run(handler, task(json!(1))).await;
     assert_eq!((view.state, error(&view).0), (State::Retrying, "http_unreachable"), "{view:?}");
     assert!(!error(&view).1.contains("hunter2"), "{view:?}");
+}
+
+/// An app that restarts must not fill the dead letters with what it never saw.
+#[tokio::test]
+async fn a_handler_that_comes_back_soon_costs_no_attempt() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound").port();
+    let handler = HttpHandler::new(HttpOptions::new(format!("http://127.0.0.1:{port}/"))).expect("usable");
+    let ground = Ground::new().await;
+    let coming_back = async move {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let listener = TcpListener::bind(("127.0.0.1", port)).await.expect("the port is still free");
+        let (stream, _) = listener.accept().await.expect("the task");
+        converse(stream, Arc::new(|_| response(200, "", "1"))).await;
+    };
+    let coming_back = tokio::spawn(coming_back);
+    let view = ground.run(handler, task(json!(1))).await;
+    assert_eq!((view.state, view.retry_count), (State::Succeeded, 0), "{view:?}");
+    coming_back.abort();
 }
 
 #[tokio::test]

@@ -13,12 +13,12 @@ use crate::support::ground::{Ground, Leader, example, tasks_that};
 use crate::support::load::hasty_policy;
 use crate::support::servers::{Flavor, Postgres, Server};
 
-fn ms(range: std::ops::Range<u64>) -> Duration {
+pub(super) fn ms(range: std::ops::Range<u64>) -> Duration {
     Duration::from_millis(fastrand::u64(range))
 }
 
 /// Waits until the queue looks like that.
-async fn until(ground: &Ground, what: &str, is_so: impl Fn(&QueueCounts) -> bool) -> QueueCounts {
+pub(super) async fn until(ground: &Ground, what: &str, is_so: impl Fn(&QueueCounts) -> bool) -> QueueCounts {
     let since = Instant::now();
     loop {
         if let Ok(counts) = ground.broker.counts().await {
@@ -31,7 +31,7 @@ async fn until(ground: &Ground, what: &str, is_so: impl Fn(&QueueCounts) -> bool
     }
 }
 
-fn sqlite(dir: &tempfile::TempDir) -> String {
+pub(super) fn sqlite(dir: &tempfile::TempDir) -> String {
     format!("sqlite://{}", dir.path().join("events.db").display())
 }
 

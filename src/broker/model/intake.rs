@@ -21,6 +21,8 @@ use crate::protocol::state::State;
 use crate::protocol::task::Extras;
 
 const ID: [&str; 5] = ["task_id", "taskId", "id", "job_id", "jobId"];
+const KEY: [&str; 2] = ["idempotency_key", "idempotencyKey"];
+const TENANT: [&str; 2] = ["tenant_id", "tenantId"];
 const KIND: [&str; 7] = ["tool_name", "toolName", "type", "task_type", "taskType", "job_type", "kind"];
 const MOST_RETRIES: u64 = 1000;
 
@@ -100,9 +102,12 @@ impl RawEntry {
     }
 
     /// What a dead letter keeps of an entry that was refused, as JSON: its
-    /// payload as a string, or all fields where there is no legible one.
-    fn as_json(&self) -> String {
+    /// payload, as a string where it is not JSON, or all fields where there is no legible one.
+    fn as_json(&self, most_bytes: u64) -> String {
+        let is_json =
+            |text: &str| text.len() as u64 <= most_bytes && serde_json::from_str::<serde_json::Value>(text).is_ok();
         match self.payload().map(std::str::from_utf8) {
+            Some(Ok(payload)) if is_json(payload) => payload.to_owned(),
             Some(Ok(payload)) if !payload.is_empty() => json_string(payload),
             _ => {
                 let fields: Vec<String> = self
@@ -168,8 +173,8 @@ impl Step<'_> {
             entry.text(names, longest).ok_or("idempotency_key or tenant_id is too long or not plain text")
         };
         let mut names = Names {
-            key: text(&["idempotency_key", "idempotencyKey"], 512)?,
-            tenant: text(&["tenant_id", "tenantId"], 128)?,
+            key: text(&KEY, 512)?,
+            tenant: text(&TENANT, 128)?,
             trace: entry.trace().ok_or("trace_id is not 1 to 128 printable characters without spaces")?,
         };
         let (max_retries, delay_ms) = self.numbers(entry)?;
@@ -228,11 +233,19 @@ impl Step<'_> {
         }
     }
 
-    /// Dead on arrival: it has an id, a result and a dead letter like any other.
+    /// Dead on arrival: it has an id, a result and a dead letter like any other, and
+    /// keeps what could be read of it.
     fn refuse(&mut self, id: TaskId, kind: &TaskType, priority: u8, entry: &RawEntry, problem: &str) {
-        let record = self.new_record(kind, priority, Names::default(), None);
+        let by_key = self.policy.idempotency.source == IdempotencySource::Key;
+        let key = entry.text(&KEY, 512).filter(|_| by_key);
+        let names = Names {
+            key: key.unwrap_or_default(),
+            tenant: entry.text(&TENANT, 128).unwrap_or_default(),
+            trace: entry.trace().unwrap_or_default(),
+        };
+        let record = self.new_record(kind, priority, names, None);
         self.emit(&id, None, State::Queued, &record, "");
-        let body = Body { payload: entry.as_json(), extras: Extras::default() };
+        let body = Body { payload: entry.as_json(self.policy.limits.payload_bytes), extras: Extras::default() };
         self.die(&id, record, body, &Mishap { outcome: "permanent", code: "invalid_input", error: problem });
     }
 }

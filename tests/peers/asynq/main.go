@@ -46,6 +46,7 @@ const (
 	taskType     = "noop"
 	fillInFlight = 16               // adds under way at once in mode fill
 	maxInFlight  = 1000             // bound of the open loop in mode latency
+	warmUp       = 3                // tasks before those that count in mode pickup
 	patience     = 30 * time.Second // give up when nothing was handled for so long
 )
 
@@ -381,19 +382,26 @@ func drain(o options) (result any, complete bool) {
 // server has had nothing to do for a while: the pause, or up to twice as long.
 func pickup(o options) (result any, complete bool) {
 	var waits collector
-	handled := make(chan struct{}, o.tasks)
+	tasks := warmUp + o.tasks
+	handled := make(chan struct{}, tasks)
 	produce := func(client *asynq.Client, _ func()) {
-		for id := range o.tasks {
+		for id := range tasks {
 			time.Sleep(time.Duration(float64(o.pauseMs) * (1 + rand.Float64()) * float64(time.Millisecond)))
-			enqueue(client, o, id, now())
+			sent := now()
+			if id < warmUp {
+				sent = 0
+			}
+			enqueue(client, o, id, sent)
 			<-handled
 		}
 	}
-	out := produceAndWork(o, o.tasks, produce, func(sent time.Duration) {
-		waits.add(now() - sent)
+	out := produceAndWork(o, tasks, produce, func(sent time.Duration) {
+		if sent > 0 {
+			waits.add(now() - sent)
+		}
 		handled <- struct{}{}
 	})
-	return summary(o, &waits), out.handled == o.tasks
+	return summary(o, &waits), out.handled == tasks
 }
 
 // asynq keeps due times in whole seconds, rounded down, so it may run a task

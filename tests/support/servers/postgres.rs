@@ -160,6 +160,47 @@ impl Postgres {
         self.end("QUIT").await;
     }
 
+    /// Kills every process of the server at once, as a machine does that goes down.
+    pub async fn kill9(&self) {
+        let Some(mut child) = self.child().take() else { return };
+        // While the parent stands still it neither makes a new child nor mourns one.
+        process::signal(child.id(), "STOP");
+        let all = children(child.id());
+        for one in &all {
+            signal_if_there(*one, "KILL");
+        }
+        process::signal(child.id(), "KILL");
+        child.wait().expect("a killed process ends");
+        // Each holds on to the shared memory until it is gone.
+        let mut wait = Wait::new("the server's processes to end");
+        while all.iter().any(|one| is_alive(*one)) {
+            wait.again("some are there").await;
+        }
+        let mut wait = Wait::new("its port to be closed");
+        while TcpStream::connect(("127.0.0.1", self.port())).is_ok() {
+            wait.again("still open").await;
+        }
+    }
+
+    /// Stops every process of the server where it is: connections stay, and nobody answers.
+    pub fn freeze(&self) {
+        self.signal_all("STOP");
+    }
+
+    /// Lets a frozen server go on.
+    pub fn thaw(&self) {
+        self.signal_all("CONT");
+    }
+
+    /// The parent first: it makes no child between the look and the signal.
+    fn signal_all(&self, signal: &str) {
+        let parent = self.child().as_ref().map(Child::id).expect("the server runs");
+        process::signal(parent, signal);
+        for one in children(parent) {
+            signal_if_there(one, signal);
+        }
+    }
+
     /// Starts it again on the same port with the same data.
     pub async fn restart(&self) {
         self.launch().await;
@@ -189,8 +230,12 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         let Some(mut child) = self.child().take() else { return };
-        // Asked to end, it takes its children and its shared memory with it; SIGKILL would leave them.
-        process::signal(child.id(), "QUIT");
+        // Asked to end, it takes its children and its shared memory with it; SIGKILL would leave them. It may
+        // have been frozen.
+        for one in children(child.id()).into_iter().chain([child.id()]) {
+            signal_if_there(one, "CONT");
+        }
+        signal_if_there(child.id(), "QUIT");
         let asked = Instant::now();
         while asked.elapsed() < super::LIMIT {
             if !matches!(child.try_wait(), Ok(None)) {
@@ -200,6 +245,27 @@ impl Drop for Postgres {
         }
         let _ = child.kill().and_then(|()| child.wait());
     }
+}
+
+/// Whether a process is there and has not ended yet.
+fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+/// Signals a process that may end by itself meanwhile.
+fn signal_if_there(pid: u32, signal: &str) {
+    drop(Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).output());
+}
+
+/// The processes that a process has started.
+fn children(parent: u32) -> Vec<u32> {
+    let text = |pid: u32| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name in parentheses may hold spaces; what follows it is the state and the parent's id.
+    let parent_of = |pid: u32| text(pid).rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u32>().ok();
+    let all = fs::read_dir("/proc").expect("a list of processes").flatten();
+    let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    all.filter(|pid| parent_of(*pid) == Some(parent)).collect()
 }
 
 /// The directory of the newest server that is installed.

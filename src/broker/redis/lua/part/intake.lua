@@ -53,11 +53,34 @@ local function file_all(entries)
     return cjson.encode({ fields = out })
   end
 
-  -- Dead on arrival: it has an id, a result and a dead letter like any other.
-  local function refuse(id, kind, priority, payload, code, err)
-    local t = { 'Q', 0, now, '', '', now, 0, 0, 0, kind, priority, '', '', '', -1 }
+  local function is_json(payload)
+    local ok, value = pcall(cjson.decode, payload)
+    -- Encoding again finds NaN and infinity, which decoding lets pass.
+    return ok and pcall(cjson.encode, value)
+  end
+
+  local function is_trace(s)
+    return #s <= 128 and not string.find(s, '[^\33-\126]')
+  end
+
+  -- Dead on arrival: it has an id, a result and a dead letter like any other, and
+  -- keeps what could be read of it.
+  local function refuse(id, kind, priority, f, payload, rules, key, tenant, trace, err)
+    local kept
+    if not payload or payload == '' or not is_utf8(payload) then
+      kept = as_json(f)
+    elseif #payload <= rules.payload and is_json(payload) then
+      kept = payload
+    else
+      kept = cjson.encode(payload)
+    end
+    local t = {
+      'Q', 0, now, '', '', now, 0, 0, 0, kind, priority,
+      rules.source == 'Key' and is_text(key, 512) and key or '', is_text(tenant, 128) and tenant or '',
+      is_trace(trace) and trace or '', -1,
+    }
     emit('Q-', id, pack(t))
-    moves().die(id, t, payload, '', 'permanent', code, err)
+    moves().die(id, t, kept, '', 'permanent', 'invalid_input', err)
     count('created', 1)
   end
 
@@ -93,12 +116,8 @@ local function file_all(entries)
     if not problem and #payload > rules.payload then
       problem = 'payload has ' .. #payload .. ' bytes, more than ' .. rules.payload
     end
-    if not problem then
-      local ok, value = pcall(cjson.decode, payload)
-      -- Encoding again finds NaN and infinity, which decoding lets pass.
-      if not ok or not pcall(cjson.encode, value) then
-        problem = 'payload is not JSON'
-      end
+    if not problem and not is_json(payload) then
+      problem = 'payload is not JSON'
     end
     local key = one_of(f, 'idempotency_key', 'idempotencyKey') or ''
     local tenant = one_of(f, 'tenant_id', 'tenantId') or ''
@@ -106,7 +125,7 @@ local function file_all(entries)
     if not problem and not (is_text(key, 512) and is_text(tenant, 128)) then
       problem = 'idempotency_key or tenant_id is too long or not plain text'
     end
-    if not problem and (#trace > 128 or string.find(trace, '[^\33-\126]')) then
+    if not problem and not is_trace(trace) then
       problem = 'trace_id is not 1 to 128 printable characters without spaces'
     end
     local max_retries = number(one_of(f, 'max_retries', 'maxRetries'), -1)
@@ -125,7 +144,7 @@ local function file_all(entries)
       problem = 'the queue has as many lanes (types times priorities) as it may have'
     end
     if problem then
-      refuse(id, kind, priority, (payload and is_utf8(payload) and payload ~= '') and cjson.encode(payload) or as_json(f), 'invalid_input', problem)
+      refuse(id, kind, priority, f, payload, rules, key, tenant, trace, problem)
       return
     end
     if key ~= '' then

@@ -1,0 +1,132 @@
+//! Tasks are done, also when workers, Redis or handlers die.
+
+use serde_json::json;
+use windlass::State;
+use windlass::broker::Broker;
+
+use super::ground::{Ground, is_alive, manifest, send};
+use crate::support::servers::Wait;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_is_done_by_a_worker_process_from_the_manifests_folder() {
+    let ground = Ground::new(&manifest("[sh, handle.sh]"));
+    ground.write("handle.sh", "cat >seen.json; echo '{\"done\": true}'\n");
+    let dev = ground.start().await;
+    let queue = ground.queue("q");
+    let id = queue.enqueue("greet", json!({"to": "ada"})).await;
+    let task = queue.reaches(&id, State::Succeeded).await;
+    assert!(format!("{:?}", task.result).contains("done"), "{task:?}");
+    assert!(ground.read("seen.json").contains("ada"));
+    ground.logged("succeeded").await;
+    dev.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_worker_is_started_again_and_its_task_done_at_once() {
+    let ground = Ground::new(&manifest("[sh, handle.sh]"));
+    // The first attempt never ends; its worker is killed under it.
+    ground.write("handle.sh", "if [ -e begun ]; then echo again; else touch begun; sleep 600; fi\n");
+    let dev = ground.start().await;
+    let queue = ground.queue("q");
+    let id = queue.enqueue("slow", json!({})).await;
+    queue.reaches(&id, State::Running).await;
+    let mut wait = Wait::new("the handler to have begun");
+    while !ground.path("begun").exists() {
+        wait.again("nothing").await;
+    }
+    let killed = queue.workers(1).await.remove(0);
+    send(killed.info.pid, "KILL");
+    let task = queue.reaches(&id, State::Succeeded).await;
+    assert_eq!((task.retry_count, task.crash_count), (0, 1), "a lost worker is no failure: {task:?}");
+    assert_ne!(queue.workers(1).await[0].info.id, killed.info.id);
+    ground.logged("was killed by signal 9; starts again").await;
+    dev.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_redis_is_started_again_on_its_data() {
+    let ground = Ground::new(&manifest("[cat]"));
+    let dev = ground.start().await;
+    let queue = ground.queue("q");
+    let first = queue.enqueue("a", json!(1)).await;
+    queue.reaches(&first, State::Succeeded).await;
+    // Everything that is acknowledged is in the file before it is killed.
+    let mut connection = connect(&ground).await;
+    let _: String =
+        redis::cmd("CONFIG").arg(&["SET", "appendfsync", "always"]).query_async(&mut connection).await.expect("set");
+    let kept = queue.enqueue("a", json!(2)).await;
+    queue.reaches(&kept, State::Succeeded).await;
+    let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await.expect("told");
+    let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("a process").trim().parse();
+    send(pid.expect("a number"), "KILL");
+    ground.logged("redis            │ was killed by signal 9; starts again").await;
+    let mut wait = Wait::new("Redis to be back");
+    while queue.broker.policy().await.is_err() {
+        wait.again("no answer").await;
+    }
+    assert_eq!(queue.task(&first).await.state, State::Succeeded);
+    let second = queue.enqueue("a", json!(2)).await;
+    queue.reaches(&second, State::Succeeded).await;
+    dev.stop().await;
+}
+
+async fn connect(ground: &Ground) -> redis::aio::MultiplexedConnection {
+    let client = redis::Client::open(ground.redis_url()).expect("a usable URL");
+    client.get_multiplexed_async_connection().await.expect("connected")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flushed_redis_gets_its_queues_again() {
+    let ground = Ground::new(&manifest("[cat]"));
+    let dev = ground.start().await;
+    let mut connection = connect(&ground).await;
+    let _: () = redis::cmd("FLUSHALL").query_async(&mut connection).await.expect("flushed");
+    ground.logged("queue was gone from Redis; made again").await;
+    let queue = ground.queue("q");
+    let id = queue.enqueue("a", json!({})).await;
+    queue.reaches(&id, State::Succeeded).await;
+    dev.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_lets_running_tasks_finish() {
+    let ground = Ground::new(&manifest("[sh, handle.sh]"));
+    ground.write("handle.sh", "touch begun; sleep 2; echo done\n");
+    let mut dev = ground.start().await;
+    let queue = ground.queue("q");
+    let id = queue.enqueue("slow", json!({})).await;
+    let mut wait = Wait::new("the handler to have begun");
+    while !ground.path("begun").exists() {
+        wait.again("nothing").await;
+    }
+    let worker = queue.workers(1).await[0].info.pid;
+    dev.signal("INT");
+    assert!(dev.end().await.success());
+    assert!(ground.is_quiet() && !is_alive(worker));
+    assert!(!ground.path("data/env").exists(), "nobody is sent to a Redis that is gone");
+    let dev = ground.start().await;
+    let task = ground.queue("q").task(&id).await;
+    assert_eq!((task.state, task.release_count, task.crash_count), (State::Succeeded, 0, 0), "{task:?}");
+    dev.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_ctrl_c_ends_at_once_and_the_task_comes_back() {
+    let ground = Ground::new(&manifest("[sh, handle.sh]"));
+    ground.write("handle.sh", "if [ -e begun ]; then echo again; else touch begun; sleep 600; fi\n");
+    let mut dev = ground.start().await;
+    let queue = ground.queue("q");
+    let id = queue.enqueue("slow", json!({})).await;
+    let mut wait = Wait::new("the handler to have begun");
+    while !ground.path("begun").exists() {
+        wait.again("nothing").await;
+    }
+    dev.signal("INT");
+    ground.logged("ending: workers finish").await;
+    dev.signal("INT");
+    assert!(dev.end().await.success());
+    assert!(ground.is_quiet());
+    let dev = ground.start().await;
+    ground.queue("q").reaches(&id, State::Succeeded).await;
+    dev.stop().await;
+}
