@@ -51,6 +51,9 @@ use crate::protocol::task::{DeadLetter, Extras, NewTask, NotBefore, Payload, Tas
 /// How many live tasks one step of a sweep looks at.
 const SWEEP_PAGE: usize = 25;
 
+/// How many tasks of a listing are asked for before the first answer has come.
+const LOOKS_TOGETHER: usize = 50;
+
 /// One Redis, and the connection to it that queues share.
 #[derive(Clone)]
 pub struct Redis {
@@ -384,20 +387,26 @@ impl RedisBroker {
         scan.arg(self.keys.live()).arg(from).arg("COUNT").arg(limit);
         let [next, found] = parts(self.command(&scan).await?).map_err(malformed)?;
         let found = list(found).map_err(malformed)?;
-        let mut items = Vec::new();
+        let next = text(next).map_err(malformed)?;
+        let mut next = (next != "0").then(|| ListCursor(format!("{next}:0")));
+        let mut ids = Vec::new();
         for (seen, pair) in found.chunks_exact(2).enumerate().skip(skip) {
-            if items.len() == limit {
-                return Ok(Page { items, next: Some(ListCursor(format!("{from}:{seen}"))) });
+            if ids.len() == limit {
+                next = Some(ListCursor(format!("{from}:{seen}")));
+                break;
             }
             let token = bytes(pair[1].clone()).map_err(malformed)?;
             if token::Token::decode(&token).and_then(|token| token.state()).map_err(malformed)? == state {
-                let id = text(pair[0].clone()).and_then(task_id).map_err(malformed)?;
-                // Looked at again as a whole: it may have moved on since.
-                items.extend(self.get(&id).await?.filter(|view| view.state == state));
+                ids.push(text(pair[0].clone()).and_then(task_id).map_err(malformed)?);
             }
         }
-        let next = text(next).map_err(malformed)?;
-        Ok(Page { items, next: (next != "0").then(|| ListCursor(format!("{next}:0"))) })
+        // Looked at again as a whole: a task may have moved on since.
+        let mut items = Vec::with_capacity(ids.len());
+        for together in ids.chunks(LOOKS_TOGETHER) {
+            let views = futures::future::try_join_all(together.iter().map(|id| self.get(id))).await?;
+            items.extend(views.into_iter().flatten().filter(|view| view.state == state));
+        }
+        Ok(Page { items, next })
     }
 
     async fn list_finished(&self, state: State, cursor: &str, limit: usize) -> Result<Page<TaskView>> {

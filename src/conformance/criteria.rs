@@ -4,11 +4,14 @@ use futures::future::{BoxFuture, join_all};
 
 use super::Check;
 use super::replays::{ended, to_the_dead_letters, unseen};
-use super::stage::{Case, LOST_TYPE, Seen, Stage};
-use crate::broker::{Extended, Outcome, Settled};
-use crate::protocol::names::TaskId;
+use super::stage::{Case, LOST_TYPE, Seen, Stage, transient};
+use crate::broker::{
+    EffectBegun, EffectCommitted, EffectMark, EffectRequest, Extended, Lease, Outcome, Settled, Standing,
+};
+use crate::protocol::names::{IdempotencyKey, TaskId};
 use crate::protocol::policy::{IdempotencyScope, ReclaimCause};
 use crate::protocol::state::State::*;
+use crate::protocol::task::Payload;
 
 /// Checks all criteria side by side.
 pub(super) async fn play(stage: &Stage) -> Vec<Check> {
@@ -96,6 +99,39 @@ async fn lose_a_worker(stage: &Stage, check: &mut Check) -> Seen<String> {
     }
 }
 
+/// The first attempt has its effect and fails behind it; the second one is told that it happened.
+async fn act_once(stage: &Stage, case: &mut Case<'_>) -> Seen<()> {
+    let key = IdempotencyKey::new(format!("conformance-{}-effect", stage.nonce)).map_err(|error| error.to_string())?;
+    let begin = async |lease: &Lease| {
+        let mark = EffectMark::generate();
+        let request = EffectRequest { lease, key: &key, mark: &mark, standing: Standing::Own };
+        stage.broker.begin_effect(&request).await.map_err(|error| error.to_string())
+    };
+    let claimed = case.claim().await?;
+    match begin(&claimed.lease).await? {
+        EffectBegun::Begin => {}
+        other => return Err(format!("a new effect was answered with {other:?}")),
+    }
+    let answer = Payload::from(serde_json::json!({"effect": 1}));
+    match stage.broker.commit_effect(&claimed.lease, &key, &answer, Standing::Own).await {
+        Ok(EffectCommitted::Committed) => {}
+        other => return Err(format!("the effect's answer was not kept: {other:?}")),
+    }
+    match case.settle(claimed.lease, transient()).await? {
+        Settled::Retrying { .. } => {}
+        other => return Err(format!("the failure was answered with {other:?}, not with a retry")),
+    }
+    let claimed = case.claim().await?;
+    match begin(&claimed.lease).await? {
+        EffectBegun::Done { answer: kept } if kept == answer => {}
+        other => return Err(format!("the effect of the first attempt was begun again: {other:?}")),
+    }
+    match case.settle(claimed.lease, Outcome::success()).await? {
+        Settled::Succeeded => case.finished(Succeeded).await.map(drop),
+        other => Err(format!("the success was answered with {other:?}")),
+    }
+}
+
 async fn fourth(stage: &Stage) -> Check {
     let mut check = unseen("TQP-4", "the same idempotency key is done once");
     let outcome = async {
@@ -110,16 +146,16 @@ async fn fourth(stage: &Stage) -> Check {
         if twin.created || twin.id != case.task {
             return Err(format!("a second task with the key of a live one was answered with {twin:?}"));
         }
-        case.succeed().await?;
-        case.walked(&[Queued, Running, Succeeded])?;
+        act_once(stage, &mut case).await?;
+        case.walked(&[Queued, Running, Retrying, Running, Succeeded])?;
         if stage.policy.idempotency.scope == IdempotencyScope::Live {
-            return Ok("one execution while the task was live, which is the queue's scope".to_owned());
+            return Ok("one task while it was live, which is the queue's scope, and one effect".to_owned());
         }
         let late = again().await?;
         if late.created || late.id != case.task {
             return Err(format!("a second task with the key of a succeeded one was answered with {late:?}"));
         }
-        Ok("three enqueues, one task, one execution".to_owned())
+        Ok("three enqueues, one task; two attempts, one effect".to_owned())
     };
     let outcome = outcome.await;
     ended(check, outcome)

@@ -326,7 +326,9 @@ impl Taker {
         let text = enqueued.iter().map(|task| self.row(task)).collect::<Result<String, CliError>>()?;
         match &mut self.progress {
             Some(progress) => {
-                progress.aside(|| print(&text))?;
+                if !text.is_empty() {
+                    progress.aside(|| print(&text))?;
+                }
                 progress.at(self.taken);
             }
             None => print(&text)?,
