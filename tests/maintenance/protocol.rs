@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use windlass::broker::session::Session;
-use windlass::broker::{Broker, ClaimedTask, Outcome, Settled, Settlement};
+use windlass::broker::{ClaimedTask, Outcome, Settled, Settlement};
 use windlass::event_log::RecordedEvent;
 use windlass::protocol::backoff::{Backoff, Dice, Jitter, Strategy};
 use windlass::protocol::keys::{AdoptedKeys, Keys};
