@@ -5,7 +5,7 @@
 //! Redis, Kubernetes, how results are printed.
 //!
 //! Main flow: [`run`] looks whether it can be alone with its tasks, plays all
-//! checks side by side on a [`stage::Stage`], waits for what the queue's leader
+//! checks side by side on a stage of their own, waits for what the queue's leader
 //! has to do, and clears away what it made. Its tasks have types of their own
 //! that never change: a type makes a lane, and lanes stay.
 

@@ -15,10 +15,11 @@ use crate::protocol::names::QueueName;
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub struct RedisArgs {
-    /// The Redis that the queue is on: redis://[USER:PASSWORD@]HOST:PORT[/DB], rediss:// for TLS,
-    /// redis+sentinel://HOST:PORT,…/MASTER, or redis+cluster://HOST:PORT,….
+    /// The Redis that the queue is on.
     #[arg(
         long,
+        help = "The Redis that the queue is on: redis://[USER:PASSWORD@]HOST:PORT[/DB], rediss:// for TLS, \
+                redis+sentinel://HOST:PORT,…/MASTER, or redis+cluster://HOST:PORT,…",
         env = "WINDLASS_REDIS_URL",
         hide_env_values = true,
         default_value = "redis://127.0.0.1:6379",
