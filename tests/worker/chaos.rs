@@ -13,18 +13,16 @@ use windlass::{Outcome, TaskContext, WorkerOptions};
 use super::ground::{Does, Ground, Running, hasty, new_task, options};
 use crate::support::servers::{Flavor, Server, Wait};
 
-const TASKS: usize = 600;
+const TASKS: usize = 3000;
 
 /// Runs for a moment, and now and then fails.
-fn moody(task: TaskContext) -> impl Future<Output = Outcome> + Send {
-    async move {
-        let time = Duration::from_millis(fastrand::u64(0..30));
-        tokio::select! {
-            () = tokio::time::sleep(time) => {}
-            reason = task.cancelled() => return Outcome::failure("stopped", format!("{reason:?}")),
-        }
-        if fastrand::u8(..) < 12 { Outcome::failure("moody", "not now") } else { Outcome::result(json!("done")) }
+async fn moody(task: TaskContext) -> Outcome {
+    let time = Duration::from_millis(fastrand::u64(0..60));
+    tokio::select! {
+        () = tokio::time::sleep(time) => {}
+        reason = task.cancelled() => return Outcome::failure("stopped", format!("{reason:?}")),
     }
+    if fastrand::u8(..) < 12 { Outcome::failure("moody", "not now") } else { Outcome::result(json!("done")) }
 }
 
 fn start(ground: &Ground, pod: usize) -> Running {
