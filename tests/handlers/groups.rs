@@ -228,7 +228,7 @@ async fn a_request_is_dropped_when_its_task_is_cancelled() {
 #[tokio::test]
 async fn a_handler_is_told_which_attempt_it_is() {
     let policy = Policy::default();
-    let backoff = Backoff { strategy: Strategy::Fixed { ms: 1 }, max_ms: 1, jitter: Jitter::None };
+    let backoff = Backoff { strategy: Strategy::Fixed { base_ms: 1 }, max_ms: 1, jitter: Jitter::None };
     let retry = Retry { backoff, ..policy.retry.clone() };
     let ground = Ground::with(&Policy { retry, ..policy }).await;
     let script = "case $WINDLASS_EXECUTION_KEY in *:0) exit 1;; esac; echo $WINDLASS_ATTEMPT";
