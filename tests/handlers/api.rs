@@ -221,8 +221,8 @@ impl Door {
         options.api = Some(LocalApi::start().await.expect("loopback is there"));
         let handler = ExecHandler::new(options).expect("there is a shell");
         let ground = Ground::new().await;
-        let (queue, broker, at) = (ground.queue.clone(), ground.broker.clone(), ground.url.clone());
-        let running = tokio::spawn(async move { Ground { queue, broker, url: at }.run(handler, task(json!(1))).await });
+        let same = ground.clone();
+        let running = tokio::spawn(async move { same.run(handler, task(json!(1))).await });
         let told = lines(&api, 1).await.remove(0);
         let (url, token) = told.split_once(' ').expect("both are told");
         let _ = rustls::crypto::ring::default_provider().install_default();
