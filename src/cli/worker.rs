@@ -50,8 +50,6 @@ const LOOK_AT_POLICY: Duration = Duration::from_secs(30);
     group = clap::ArgGroup::new("handler").args(["exec", "http"]).required(true)
 )]
 pub struct Args {
-    #[command(flatten)]
-    queue: QueueArgs,
     /// Run the command after `--` for each task.
     #[arg(long, requires = "command")]
     exec: bool,
@@ -82,6 +80,9 @@ pub struct Args {
     /// The command and its arguments.
     #[arg(last = true, value_name = "COMMAND", requires = "exec")]
     command: Vec<OsString>,
+    // Last, because what follows its heading would be printed under it.
+    #[command(flatten)]
+    queue: QueueArgs,
 }
 
 impl From<UnusableHandler> for CliError {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
@@ -210,16 +211,18 @@ impl Door {
         let place = tempfile::tempdir().expect("a directory");
         let (api, stop) = (place.path().join("api"), place.path().join("stop"));
         let script = format!(
-            "echo $WINDLASS_API $WINDLASS_API_TOKEN > {}; until [ -e {} ]; do sleep 0.02; done",
+            "trap '' TERM; echo $WINDLASS_API $WINDLASS_API_TOKEN > {}; until [ -e {} ]; do sleep 0.02; done",
             api.display(),
             stop.display()
         );
         let mut options = shell_options(&script);
+        // It goes on when its task is cancelled: the test decides when it ends.
+        options.kill_after = Duration::from_secs(3600);
         options.api = Some(LocalApi::start().await.expect("loopback is there"));
         let handler = ExecHandler::new(options).expect("there is a shell");
         let ground = Ground::new().await;
-        let (queue, broker, at) = (ground.queue.clone(), ground.broker.clone(), ground.url.clone());
-        let running = tokio::spawn(async move { Ground { queue, broker, url: at }.run(handler, task(json!(1))).await });
+        let same = ground.clone();
+        let running = tokio::spawn(async move { same.run(handler, task(json!(1))).await });
         let told = lines(&api, 1).await.remove(0);
         let (url, token) = told.split_once(' ').expect("both are told");
         let _ = rustls::crypto::ring::default_provider().install_default();

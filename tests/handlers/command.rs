@@ -160,7 +160,7 @@ async fn sigterm_lets_what_runs_finish_and_claims_no_more() {
 async fn what_does_not_finish_in_time_is_given_back_and_its_processes_end() {
     let (ground, place) = (Ground::new().await, tempfile::tempdir().expect("a directory"));
     let script = format!("trap '' TERM; {}", patient(place.path()));
-    let mut worker = ground.process(place.path(), &["--concurrency", "2", "--drain-timeout", "1s"], &script);
+    let mut worker = ground.process(place.path(), &["--concurrency", "2", "--drain-timeout", "4s"], &script);
     let ids = enqueue_some(&ground, 2).await;
     let pids = pids(place.path(), 2).await;
     worker.signal("INT");

@@ -19,11 +19,14 @@ use windlass::{Handler, NewTask, State, TaskContext, TaskId, TaskView, Worker, W
 use crate::support::servers::{Flavor, Server, Wait};
 use crate::support::{fresh_queue, owner};
 
-/// A queue of its own on a Redis that all tests share.
+/// A queue of its own, mostly on a Redis that all tests share.
+#[derive(Clone)]
 pub(super) struct Ground {
     pub(super) queue: QueueName,
     pub(super) broker: Arc<RedisBroker>,
     pub(super) url: String,
+    /// A Redis of its own, where the test would hold up the others.
+    _own: Option<Arc<Server>>,
 }
 
 impl Ground {
@@ -35,7 +38,10 @@ impl Ground {
     /// With room for very large payloads.
     pub(super) async fn roomy() -> Self {
         let limits = Limits { payload_bytes: 100 << 20, ..Policy::default().limits };
-        Self::with(&Policy { limits, ..Policy::default() }).await
+        let server = Arc::new(Server::start(Flavor::Redis70).await);
+        let ground = Self { _own: Some(server.clone()), ..Self::at(server.url()) };
+        ground.provision(&Policy { limits, ..Policy::default() }).await;
+        ground
     }
 
     pub(super) async fn with(policy: &Policy) -> Self {
@@ -46,10 +52,13 @@ impl Ground {
 
     /// A name and a Redis, but no queue yet.
     pub(super) async fn unprovisioned() -> Self {
-        let url = server().await.url();
+        Self::at(server().await.url())
+    }
+
+    fn at(url: String) -> Self {
         let queue = fresh_queue();
         let broker = Arc::new(RedisBroker::new(Keys::new(&queue), RedisOptions::new(&url)).expect("a usable URL"));
-        Self { queue, broker, url }
+        Self { queue, broker, url, _own: None }
     }
 
     pub(super) async fn provision(&self, policy: &Policy) {
