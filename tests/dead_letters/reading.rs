@@ -19,7 +19,7 @@ fn error_of(task: &ClaimedTask) -> String {
 }
 
 fn tenant_of(n: usize) -> Option<windlass::protocol::names::TenantId> {
-    (n % 3 > 0).then(|| format!("tenant-{}", n % 30).parse().expect("valid"))
+    (!n.is_multiple_of(3)).then(|| format!("tenant-{}", n % 30).parse().expect("valid"))
 }
 
 fn mixed(count: usize) -> Vec<NewTask> {

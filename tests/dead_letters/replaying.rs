@@ -150,7 +150,7 @@ async fn what_failed_again_the_same_way_is_left_alone_unless_forced() {
             let n = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let new = format!("HTTP 500 from {}", task.lease.task);
             let old = format!("user {} has no address", task.lease.task);
-            Outcome::permanent("failed", if n % 2 == 0 { old } else { new })
+            Outcome::permanent("failed", if n.is_multiple_of(2) { old } else { new })
         });
         assert_eq!(died.await, 6);
         let dry = Replay { run: Run::Dry, ..Replay::new(all(), "ada") };

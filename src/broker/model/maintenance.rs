@@ -290,10 +290,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reclaim_takes_twenty_at_most_and_says_where_to_go_on() {
+    async fn a_reclaim_takes_ten_at_most_and_says_where_to_go_on() {
         let rig = Rig::new(Policy::default()).await;
         let of_type = |of: &str, n: u32| NewTask { task_type: kind(of), ..task(&format!("{of}{n:02}")) };
-        let tasks: Vec<_> = (0..60).map(|n| of_type("a", n)).chain((0..20).map(|n| of_type("b", n))).collect();
+        let tasks: Vec<_> = (0..30).map(|n| of_type("a", n)).chain((0..10).map(|n| of_type("b", n))).collect();
         rig.try_enqueue(&tasks).await.expect("taken");
         rig.claim("w", 100).await;
         rig.advance(VISIBILITY_MS);
@@ -303,7 +303,7 @@ mod tests {
             sizes.push(reclaimed.requeued.len());
             cursor = reclaimed.next;
         }
-        assert_eq!(sizes, [20, 20, 20, 20]);
+        assert_eq!(sizes, [10, 10, 10, 10]);
     }
 
     #[tokio::test]
