@@ -117,6 +117,10 @@ impl Step {
         if !known.letters.is_empty() && draw.one_in(5) {
             return if draw.one_in(2) { Self::Replay(at.replay(draw)) } else { Self::Discard(at.discard(draw)) };
         }
+        // An effect takes several steps: begun, ended, asked for again.
+        if known.mark.is_some() && !known.held.is_empty() && draw.one_in(5) {
+            return at.act(draw);
+        }
         match draw.below(100) {
             0..16 => Self::Enqueue(at.new_tasks(draw)),
             16..22 => Self::Raw(at.raw_entries(draw)),
@@ -196,7 +200,7 @@ impl Situation<'_> {
         let ending = |_| {
             let from = if open.is_empty() || draw.one_in(5) { held } else { open };
             let held = draw.pick(from).expect("there are claims").clone();
-            Ending { held, outcome: draw.outcome(), dice: draw.dice() }
+            Ending { held, outcome: draw.outcome(self.bulk), dice: draw.dice() }
         };
         (0..count).map(ending).collect()
     }
@@ -211,12 +215,16 @@ impl Situation<'_> {
     fn act(&self, draw: &mut Draw) -> Step {
         let Known { held, open, .. } = self.known;
         let from = if open.is_empty() || draw.one_in(5) { held } else { open };
-        let held = draw.pick(from).expect("there are claims").clone();
-        if draw.one_in(3) {
+        // Often the same one again: an effect takes several steps.
+        let last = from.last().filter(|_| draw.one_in(2));
+        let held = last.or_else(|| draw.pick(from)).expect("there are claims").clone();
+        if draw.one_in(4) {
             let bytes = if draw.one_in(9) { 5000 } else { draw.below(20) };
             return Step::Progress(held, bytes);
         }
-        let key = (*draw.pick(&["charge", "mail"]).expect("there are some")).parse().expect("a valid key");
+        let key = (*draw.pick(&["charge", "charge", "charge", "mail"]).expect("there are some"))
+            .parse()
+            .expect("a valid key");
         let right = match draw.below(5) {
             0..3 => Right::Own,
             3 => Right::Repeated,

@@ -134,9 +134,11 @@ impl Step<'_> {
                 walk.phase = Phase::Rest;
             }
         }
-        let later = [next_due, walk.letter_due, walk.due].into_iter().filter(|due| *due > self.now).min();
+        // A dead letter's time may have come since this round passed it; a result that is due stays for another reason.
+        let due = if walk.due > self.now { walk.due } else { u64::MAX };
+        let first = next_due.min(walk.letter_due).min(due);
         removed.next_in = match walk.phase {
-            Phase::Rest => later.filter(|due| *due < u64::MAX).map(|due| Duration::from_millis(due - self.now)),
+            Phase::Rest => (first < u64::MAX).then(|| Duration::from_millis(first.saturating_sub(self.now))),
             _ => Some(Duration::ZERO),
         };
         removed.cursor = RetainCursor(walk.to_string());

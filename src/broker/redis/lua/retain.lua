@@ -263,7 +263,8 @@ end
 local wait = '0'
 if phase == 'rest' then
   local first = math.min(next_due, letter_due, due > now and due or NEVER)
-  wait = first < NEVER and string.format('%.0f', first - now) or ''
+  -- A dead letter's time may have come since this round passed it.
+  wait = first < NEVER and string.format('%.0f', math.max(0, first - now)) or ''
 end
 local cursor = table.concat({
   phase, letter_at, result_at, base, over and 'over' or '-', string.format('%.0f', fits), string.format('%.0f', due),
