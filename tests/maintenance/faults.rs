@@ -162,7 +162,7 @@ async fn without_a_database_dead_letters_live_in_redis() {
     let ground = Ground::new(&server, String::new(), &policy).await;
     let mut command = Command::new(example("leader"));
     command.args([&ground.redis_url, &ground.name.to_string()]);
-    let _leader = Leader(command.spawn().expect("the leader starts"));
+    let _leader = Leader::start(&mut command);
     let account = ground.load(2_000).run().await;
     account.check_nothing_lost(&ground.broker).await;
     let counts = ground.broker.counts().await.expect("counted");

@@ -1,6 +1,7 @@
 //! What the tests stand on: a queue with an event log, a load, and leaders in processes of their own.
 
 use std::collections::{HashMap, HashSet};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -76,7 +77,7 @@ impl Ground {
 
     pub fn lead_apart_by(&self, mut command: Command) -> Leader {
         command.args([&self.redis_url, &self.name.to_string(), &self.log_url]);
-        Leader(command.stdin(Stdio::null()).spawn().expect("the leader starts"))
+        Leader::start(command.stdin(Stdio::null()))
     }
 
     /// Checks tasks, events and dead letters after a load that ended.
@@ -129,24 +130,31 @@ fn check_walks(events: &[RecordedEvent], accepted: &[TaskId]) {
 }
 
 /// A leader in a process of its own, which ends with this value.
-pub struct Leader(pub Child);
+pub struct Leader(Child);
 
 impl Leader {
+    /// In a group of its own: what wraps a leader may start it as a child.
+    pub fn start(command: &mut Command) -> Self {
+        Self(command.process_group(0).spawn().expect("the leader starts"))
+    }
+
     pub fn kill9(&mut self) {
-        self.0.kill().expect("the leader can be killed");
+        self.signal("-KILL");
         self.0.wait().expect("the leader ends");
     }
 
     pub fn signal(&self, signal: &str) {
-        let done = Command::new("kill").args([signal, &self.0.id().to_string()]).status().expect("kill runs");
+        let group = format!("-{}", self.0.id());
+        let done = Command::new("kill").args([signal, "--", &group]).status().expect("kill runs");
         assert!(done.success(), "the leader is there");
     }
 }
 
 impl Drop for Leader {
     fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
+        if matches!(self.0.try_wait(), Ok(None)) {
+            self.kill9();
+        }
     }
 }
 
