@@ -4,8 +4,8 @@
 #   examples/demo/run.sh            starts everything, gives it work, sums up, ends (make demo)
 #   examples/demo/run.sh --stay     starts everything and leaves it running        (make dev)
 #
-# It needs the built binary (WINDLASS, default target/debug/windlass) and Python 3, and gets a
-# redis-server if there is none. It ends with status 0 only if every task ended as it should.
+# It needs the built binary (WINDLASS, default target/debug/windlass), and gets redis-server and
+# Python 3 if they are not there. It ends with status 0 only if every task ended as it should.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -26,11 +26,13 @@ case "$#:${1:-}" in
 esac
 
 [[ -x $windlass ]] || die "$windlass is not there: run make demo, or cargo build first."
-command -v python3 >/dev/null || die "Python 3 is not there; one of the demo's handlers is written in it."
 cache="${WINDLASS_CACHE:-$HOME/.cache/windlass}"
-if ! command -v redis-server >/dev/null && ! command -v valkey-server >/dev/null \
-    && [[ -z ${WINDLASS_REDIS_SERVER:-} && ! -x $cache/servers/redis-7.0/redis-server ]]; then
-  echo "demo: there is no redis-server here; getting one (into $cache, no service is started)"
+has_redis() {
+  command -v redis-server >/dev/null || command -v valkey-server >/dev/null \
+    || [[ -n ${WINDLASS_REDIS_SERVER:-} || -x $cache/servers/redis-7.0/redis-server ]]
+}
+if ! has_redis || ! command -v python3 >/dev/null; then
+  echo "demo: getting redis-server and Python 3, as far as they are missing (no service is started)"
   "$root/tests/servers/install.sh" --redis
 fi
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Gets the servers the tests run against, without touching the tree:
 #
-#   tests/servers/install.sh            Redis 7.0, Redis 6.2, Valkey 9.1, PostgreSQL, openssl
+#   tests/servers/install.sh            Redis 7.0, Redis 6.2, Valkey 9.1, PostgreSQL, and what handlers in tests want
 #   tests/servers/install.sh --peers    the same, and BullMQ and asynq for the benchmark
-#   tests/servers/install.sh --redis    Redis 7.0 alone, for windlass dev
+#   tests/servers/install.sh --redis    Redis 7.0 and Python alone, for the demo
 #
 # Everything lands under $WINDLASS_CACHE (default: ~/.cache/windlass). What is
 # there and runs is left alone, so a second run takes a fraction of a second.
@@ -119,6 +119,9 @@ if ! is "$redis70/redis-server" 7.0. || ! is "$redis70/redis-cli" 7.0.; then
   place "$tmp/redis-7.0" "$redis70"
 fi
 
+# For handlers in Python.
+command -v python3 >/dev/null || apt_install python3
+
 [[ $redis_alone == no ]] || exit 0
 
 # PostgreSQL, from Debian, in whatever version that has. Installing the package would make a database
@@ -137,6 +140,10 @@ fi
 
 # For a leader whose clock is wrong.
 command -v faketime >/dev/null || apt_install faketime
+
+# For a handler in Node.js, and for the signals that tests send.
+command -v node >/dev/null || apt_install nodejs
+type -P kill >/dev/null || apt_install procps
 
 # For the certificates of the TLS tests.
 command -v openssl >/dev/null || apt_install openssl
