@@ -4,6 +4,7 @@
 #   tests/servers/install.sh            Redis 7.0, Redis 6.2, Valkey 9.1, PostgreSQL, and what handlers in tests want
 #   tests/servers/install.sh --peers    the same, and BullMQ and asynq for the benchmark
 #   tests/servers/install.sh --redis    Redis 7.0 and Python alone, for the demo
+#   tests/servers/install.sh --kubernetes    a Kubernetes alone, and for root what its nodes want
 #
 # Everything lands under $WINDLASS_CACHE (default: ~/.cache/windlass). What is
 # there and runs is left alone, so a second run takes a fraction of a second.
@@ -22,11 +23,13 @@ die() { echo "install: $*" >&2; exit 1; }
 
 peers=no
 redis_alone=no
+kubernetes=no
 case "$#:${1:-}" in
   0:) ;;
   1:--peers) peers=yes ;;
   1:--redis) redis_alone=yes ;;
-  *) echo "install: usage: tests/servers/install.sh [--peers | --redis]" >&2; exit 2 ;;
+  1:--kubernetes) kubernetes=yes ;;
+  *) echo "install: usage: tests/servers/install.sh [--peers | --redis | --kubernetes]" >&2; exit 2 ;;
 esac
 
 mkdir -p "$cache/servers" "$cache/peers"
@@ -96,6 +99,37 @@ pip_into() {
 need_pip() {
   if ! python3 -m pip --version >/dev/null 2>&1; then apt_install python3 python3-pip; fi
 }
+
+# Kubernetes is built by a script of its own. Nodes run for root alone; what they want comes from Debian.
+if [[ $kubernetes == yes ]]; then
+  command -v python3 >/dev/null || apt_install python3
+  command -v openssl >/dev/null || apt_install openssl
+  if [[ $EUID -eq 0 ]]; then
+    export PATH="$PATH:/usr/sbin:/sbin"
+    packages=()
+    command -v containerd >/dev/null && command -v ctr >/dev/null || packages+=(containerd)
+    command -v runc >/dev/null || packages+=(runc)
+    command -v nft >/dev/null || packages+=(nftables)
+    command -v ip >/dev/null || packages+=(iproute2)
+    command -v busybox >/dev/null || packages+=(busybox)
+    command -v strip >/dev/null || packages+=(binutils)
+    [[ -x /usr/lib/cni/bridge || -x /opt/cni/bin/bridge || -x /usr/libexec/cni/bridge ]] \
+      || packages+=(containernetworking-plugins)
+    if [[ ${#packages[@]} -gt 0 ]]; then
+      # containerd's package would start it, now and at every boot; the tests start their own.
+      policy=/usr/sbin/policy-rc.d
+      [[ -e $policy ]] || { printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy" && trap 'rm -rf "$tmp" "$policy"' EXIT; }
+      apt_install "${packages[@]}"
+      if [[ " ${packages[*]} " == *" containerd "* ]] && command -v systemctl >/dev/null; then
+        systemctl --quiet disable containerd 2>/dev/null || true
+      fi
+    fi
+  fi
+  # That takes minutes, and has a lock of its own.
+  flock --unlock 9
+  "$tests/cluster/build.sh" 9>&-
+  exit 0
+fi
 
 # Redis 7.0, from Debian. The package redis-server is only a link to a program of
 # the package redis-tools plus a system service. We make that link ourselves: so

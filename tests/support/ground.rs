@@ -143,6 +143,10 @@ impl Leader {
         self.0.wait().expect("the leader ends");
     }
 
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
     pub fn signal(&self, signal: &str) {
         let group = format!("-{}", self.0.id());
         let done = Command::new("kill").args([signal, "--", &group]).status().expect("kill runs");

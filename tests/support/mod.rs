@@ -5,6 +5,7 @@
 
 pub mod ground;
 pub mod load;
+pub mod logged;
 pub mod servers;
 
 use std::sync::Arc;

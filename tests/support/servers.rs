@@ -37,7 +37,7 @@
 mod builder;
 mod cluster;
 mod postgres;
-mod process;
+pub(crate) mod process;
 mod sentinel;
 mod server;
 mod tls;
@@ -103,7 +103,7 @@ impl Flavor {
 }
 
 /// The directory that `make servers` fills.
-fn cache_dir() -> PathBuf {
+pub(crate) fn cache_dir() -> PathBuf {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     set("WINDLASS_CACHE").map_or_else(
         || {

@@ -40,7 +40,7 @@ fn bus_port(port: u16) -> u16 {
 /// A port, and the directory named after it, that belong to one server for as long as this value
 /// lives, whether the server runs or not.
 #[derive(Debug)]
-pub(super) struct Berth {
+pub(crate) struct Berth {
     port: u16,
     dir: PathBuf,
     /// The lock is the claim. The kernel releases it however this process ends.
@@ -53,7 +53,7 @@ impl Berth {
     /// # Panics
     ///
     /// If no port can be claimed.
-    pub(super) fn claim() -> Self {
+    pub(crate) fn claim() -> Self {
         static SWEEP: Once = Once::new();
         SWEEP.call_once(sweep);
 
@@ -81,12 +81,17 @@ impl Berth {
     }
 
     /// The claimed port.
-    pub(super) fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
+    /// The second port that is claimed with it.
+    pub(crate) fn bus_port(&self) -> u16 {
+        bus_port(self.port)
+    }
+
     /// The claimed directory.
-    pub(super) fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 }
@@ -158,6 +163,20 @@ pub(super) fn spawn(binary: &Path, args: &[String], output: &Path) -> Child {
 
 /// Starts a program as [`spawn`] does, but as another user.
 pub(super) fn spawn_as(user: Option<&User>, binary: &Path, args: &[String], output: &Path) -> Child {
+    spawn_told(Told::Nothing, user, binary, args, output)
+}
+
+/// Whether a program hears of the end of this process before it ends itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// It is killed.
+    Nothing,
+    /// It gets a SIGTERM, because it has to clean up; that it ends is its own duty.
+    ToEnd,
+}
+
+/// Starts a program as [`spawn_as`] does, and says how it hears of the end of this process.
+pub(crate) fn spawn_told(told: Told, user: Option<&User>, binary: &Path, args: &[String], output: &Path) -> Child {
     type Job = (Command, mpsc::Sender<io::Result<Child>>);
     static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
@@ -185,7 +204,7 @@ pub(super) fn spawn_as(user: Option<&User>, binary: &Path, args: &[String], outp
         let mut command = Command::new("setpriv");
         command
             .args(user.into_iter().flat_map(User::setpriv))
-            .args(["--pdeathsig", "KILL", "--", "sh", "-c"])
+            .args(["--pdeathsig", if told == Told::ToEnd { "TERM" } else { "KILL" }, "--", "sh", "-c"])
             .arg(r#"test "$PPID" = "$0" && exec "$@""#)
             .arg(std::process::id().to_string())
             .arg(binary);
@@ -208,7 +227,7 @@ pub(super) fn spawn_as(user: Option<&User>, binary: &Path, args: &[String], outp
 
 /// Somebody else whom a server runs as.
 #[derive(Debug)]
-pub(super) struct User(&'static str);
+pub(crate) struct User(&'static str);
 
 /// An unprivileged user if this process is root's, for servers that refuse to run as root.
 pub(super) fn other_user_if_root() -> Option<User> {
@@ -263,7 +282,7 @@ fn has_pdeathsig() -> bool {
 /// # Panics
 ///
 /// If the signal cannot be sent.
-pub(super) fn signal(pid: u32, signal: &str) {
+pub(crate) fn signal(pid: u32, signal: &str) {
     let status = Command::new("sh")
         .args(["-c", r#"kill -s "$0" "$1""#, signal, &pid.to_string()])
         .status()
