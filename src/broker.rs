@@ -20,6 +20,7 @@ pub mod redis;
 mod sentences;
 pub mod session;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -81,6 +82,9 @@ pub enum BrokerError {
         /// Who has it.
         owner: String,
     },
+    /// The worker was taken for gone while it runs; nothing was changed.
+    #[error("this worker gets no more tasks, because its pod was deleted by force: let it end, and start another")]
+    Fenced,
     /// The server is out of memory; nothing was changed.
     #[error("Redis is out of memory and takes no new tasks: let the queue drain or raise maxmemory ({0})")]
     OutOfMemory(String),
@@ -128,7 +132,7 @@ impl BrokerError {
             | Self::Busy(_)
             | Self::Unreachable { .. }
             | Self::NotReplicated { .. } => ErrorClass::Transient,
-            Self::Owned { .. } => ErrorClass::Conflict,
+            Self::Owned { .. } | Self::Fenced => ErrorClass::Conflict,
             Self::Unexpected { .. } => ErrorClass::Bug,
         }
     }
@@ -143,6 +147,9 @@ pub const MAX_BATCH: usize = 100;
 
 /// The longest error text that is kept.
 pub const MAX_ERROR_BYTES: usize = 4096;
+
+/// The longest words on a worker's end that are kept.
+pub const MAX_WORDS_BYTES: usize = 256;
 
 /// The longest report of progress that is kept.
 pub const MAX_PROGRESS_BYTES: usize = 4096;
@@ -171,10 +178,12 @@ impl Owner {
 }
 
 /// Whether provisioning may replace a recorded owner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Takeover {
     /// The recorded owner stays.
     Respect,
+    /// The new owner is recorded in place of this one, and of no other.
+    From(String),
     /// The new owner is recorded.
     Force,
 }
@@ -682,6 +691,13 @@ pub struct WorkerInfo {
     pub version: String,
     /// The types that it can do; empty for every type.
     pub types: Vec<TaskType>,
+    /// The UID of the WorkerPool that it belongs to, in a cluster. Workers of earlier versions do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// When its process started, by the clock of its own machine: the clock by
+    /// which a container's end is told. Workers of earlier versions do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<Timestamp>,
 }
 
 /// A worker in the registry.
@@ -749,6 +765,39 @@ pub struct QueueCounts {
     pub longest_silence: Option<Duration>,
     /// When this was so, by the broker's clock.
     pub sampled_at: Timestamp,
+}
+
+/// The work that is there for some workers, and who holds how much of the queue's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Whether the queue gives out work at all.
+    pub mode: Mode,
+    /// Ready to be claimed by them; raw entries too, whose type nobody has read yet.
+    pub backlog: u64,
+    /// Claimed, of the types that they can do.
+    pub running: u64,
+    /// Tasks of any type whose time has come, and that nobody has brought back yet.
+    pub due: u64,
+    /// How many tasks each worker of the queue holds; who holds none is not listed.
+    pub held: BTreeMap<WorkerId, u64>,
+    /// What a look has to differ from for anything to have happened.
+    pub stillness: Stillness,
+}
+
+impl Demand {
+    /// All that waits or runs.
+    pub fn total(&self) -> u64 {
+        self.backlog + self.running + self.due
+    }
+}
+
+/// How a queue was when nothing was to do in it, to be compared by [`redis::stirred`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stillness {
+    /// Whether any task was alive: one that waits for its time may be.
+    pub(crate) lives: bool,
+    /// The last entry of the stream for raw entries.
+    pub(crate) raw_up_to: String,
 }
 
 /// Where a listing goes on.
@@ -917,8 +966,16 @@ pub trait Broker: Send + Sync {
     async fn reclaim(&self, cursor: ReclaimCursor) -> Result<Reclaimed>;
 
     /// Takes all tasks back from a worker that is known to be gone, if the
-    /// policy accepts that sign; it leaves the registry in any case.
-    async fn reclaim_from(&self, worker: &WorkerId, reason: RetryReason) -> Result<Reclaimed>;
+    /// policy accepts that sign; it leaves the registry in any case. `words` say
+    /// what else is known of its end, like `OOMKilled`; up to [`MAX_WORDS_BYTES`] are kept.
+    /// A worker whose pod was deleted by force may run on: it is fenced off, and gets
+    /// [`BrokerError::Fenced`] when it claims or registers.
+    async fn take_back(&self, worker: &WorkerId, reason: RetryReason, words: &str) -> Result<Reclaimed>;
+
+    /// The same where nothing else is known.
+    async fn reclaim_from(&self, worker: &WorkerId, reason: RetryReason) -> Result<Reclaimed> {
+        self.take_back(worker, reason, "").await
+    }
 
     /// Ends a task that is not needed any more.
     async fn cancel(&self, task: &TaskId, reason: &str) -> Result<Cancelled>;
@@ -962,6 +1019,9 @@ pub trait Broker: Send + Sync {
 
     /// The registered workers.
     async fn workers(&self) -> Result<Vec<WorkerRecord>>;
+
+    /// The work that is there for workers with these capabilities, and who holds how much.
+    async fn demand(&self, capabilities: &Capabilities) -> Result<Demand>;
 
     /// The queue in numbers.
     async fn counts(&self) -> Result<QueueCounts>;

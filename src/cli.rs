@@ -16,6 +16,8 @@ mod dlq;
 pub mod error;
 mod events;
 mod explain;
+mod install;
+mod operator;
 pub mod output;
 mod progress;
 mod queue;
@@ -75,9 +77,14 @@ pub enum Command {
     Crd(crd::Args),
     /// Run TaskQueues and WorkerPools on this machine, with no Kubernetes.
     Dev(dev::Args),
+    /// Look after the TaskQueues and WorkerPools of a Kubernetes cluster.
+    Operator(operator::Args),
     /// Run a program that ends when standard input closes.
     #[command(hide = true)]
     Guard(crate::dev::guard::Args),
+    /// Put this program where another container finds it.
+    #[command(hide = true)]
+    Install(install::Args),
     /// Print a completion script for a shell.
     #[command(after_help = "Examples:\n  \
         windlass completion bash > /etc/bash_completion.d/windlass\n  \
@@ -93,7 +100,7 @@ impl Command {
     /// How much the role logs where nothing else was asked for.
     fn verbosity(&self) -> Verbosity {
         match self {
-            Command::Worker(_) => Verbosity::Service,
+            Command::Worker(_) | Command::Operator(_) => Verbosity::Service,
             _ => Verbosity::Command,
         }
     }
@@ -108,8 +115,10 @@ impl Command {
             Command::Conformance(args) => conformance::run(args).await,
             Command::Bench(args) => Ok(bench::run(args).await?),
             Command::Crd(args) => Ok(crd::run(&args)?),
-            Command::Dev(args) => Ok(dev::run(args).await?),
+            Command::Dev(args) => dev::run(args).await,
+            Command::Operator(args) => operator::run(args).await,
             Command::Guard(args) => Ok(crate::dev::guard::run(args).await?),
+            Command::Install(args) => install::run(&args),
             Command::Completion { shell } => complete(shell),
         }
     }

@@ -13,6 +13,8 @@ pub mod dead_letters;
 pub mod dev;
 pub mod event_log;
 pub mod maintenance;
+pub mod operator;
+mod probes;
 mod producer;
 pub mod protocol;
 pub mod telemetry;

@@ -102,8 +102,8 @@ impl Queue {
         self.seen().counts.clone()
     }
 
-    /// Whether anything in it can change by itself.
-    fn is_busy(&self) -> bool {
+    /// Whether anything in it can change by itself, by the last look at it.
+    pub(crate) fn is_busy(&self) -> bool {
         self.seen().counts.as_ref().is_none_or(is_busy)
     }
 

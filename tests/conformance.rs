@@ -23,6 +23,7 @@ mod conformance {
     mod effects;
     mod fencing;
     mod idempotency;
+    mod lifecycle;
     mod order;
     mod policy;
     mod raw;

@@ -43,7 +43,7 @@ use async_trait::async_trait;
 
 use self::intake::RawEntry;
 use self::maintenance::Evicted;
-use self::moves::Loss;
+use self::moves::{Loss, Lost};
 use self::sleeper::Bells;
 use self::state::{Bell, Queue, Step};
 use super::clock::Clock;
@@ -94,10 +94,10 @@ impl Model {
     }
 
     /// Takes all tasks from a worker, in bounded steps.
-    fn evict(&self, worker: &WorkerId, reason: RetryReason, loss: Loss) -> Result<Reclaimed> {
+    fn evict(&self, worker: &WorkerId, lost: Lost<'_>) -> Result<Reclaimed> {
         let mut all = Reclaimed::default();
         loop {
-            let Evicted { requeued, dead, more } = self.step(|step| step.evict(worker, reason, loss))?;
+            let Evicted { requeued, dead, more } = self.step(|step| step.evict(worker, lost))?;
             all.requeued.extend(requeued);
             all.dead.extend(dead);
             if !more {
@@ -125,14 +125,13 @@ impl Broker for Model {
 
     async fn claim(&self, request: ClaimRequest<'_>) -> Result<Claimed> {
         sentences::check_batch(request.limit)?;
-        self.step(|step| step.claim(&request))
+        self.step(|step| step.claim(&request))?
     }
 
     async fn settle(&self, settlements: &[Settlement], next: ClaimRequest<'_>) -> Result<SettleReply> {
         sentences::check_batch(settlements.len())?;
         sentences::check_batch(next.limit)?;
-        let (settled, claimed) = self.step(|step| step.settle(settlements, &next))?;
-        Ok(SettleReply { settled, claimed: Ok(claimed) })
+        self.step(|step| step.settle(settlements, &next))
     }
 
     async fn extend(&self, worker: &WorkerId, leases: &[Lease]) -> Result<Vec<Extended>> {
@@ -170,10 +169,10 @@ impl Broker for Model {
         self.step(|step| step.reclaim(&cursor))
     }
 
-    async fn reclaim_from(&self, worker: &WorkerId, reason: RetryReason) -> Result<Reclaimed> {
+    async fn take_back(&self, worker: &WorkerId, reason: RetryReason, words: &str) -> Result<Reclaimed> {
         // A pod that was deleted by force may have gone on running: nothing says that it crashed.
         let loss = if reason == RetryReason::PodForceDeleted { Loss::Free } else { Loss::Crash };
-        self.evict(worker, reason, loss)
+        self.evict(worker, Lost { reason, loss, words: sentences::cut_words(words) })
     }
 
     async fn cancel(&self, task: &TaskId, reason: &str) -> Result<Cancelled> {
@@ -219,7 +218,7 @@ impl Broker for Model {
             Capabilities::of(worker.types.iter().cloned()).map_err(|error| BrokerError::Invalid(error.to_string()))?;
         let mut all = Registered::default();
         loop {
-            let (registered, more) = self.step(|step| step.register(worker, &capabilities))?;
+            let (registered, more) = self.step(|step| step.register(worker, &capabilities))??;
             all.superseded = registered.superseded;
             all.requeued.extend(registered.requeued);
             if !more {
@@ -229,11 +228,16 @@ impl Broker for Model {
     }
 
     async fn deregister(&self, worker: &WorkerId) -> Result<()> {
-        self.evict(worker, RetryReason::Released, Loss::Free).map(drop)
+        self.evict(worker, Lost { reason: RetryReason::Released, loss: Loss::Free, words: "" }).map(drop)
     }
 
     async fn workers(&self) -> Result<Vec<WorkerRecord>> {
         Ok(self.on_queue(|queue| queue.workers()))
+    }
+
+    async fn demand(&self, capabilities: &Capabilities) -> Result<Demand> {
+        let now = self.now_ms();
+        Ok(self.on_queue(|queue| queue.demand(capabilities, now)))
     }
 
     async fn counts(&self) -> Result<QueueCounts> {

@@ -11,10 +11,13 @@ mod connection;
 mod directory;
 mod error;
 mod gather;
+mod lifecycle;
+mod looks;
 mod notices;
 mod policy;
 mod reply;
 mod script;
+mod server;
 mod sleeper;
 mod token;
 
@@ -25,21 +28,24 @@ use async_trait::async_trait;
 use redis::Value;
 
 use self::connection::{Endpoint, Link};
-pub use self::connection::{ReclaimWith, RedisOptions, ReplicaAck};
+pub use self::connection::{ReclaimWith, RedisOptions, ReplicaAck, address_behind};
 pub use self::directory::QueueRecord;
-use self::error::Fault;
+use self::error::{FENCED, Fault};
 use self::gather::Gather;
+pub use self::lifecycle::{Inspection, Intact, Removal, Removed};
+pub use self::looks::{Look, stirred};
 use self::notices::RedisNotices;
 use self::reply::{Malformed, bytes, fields, list, number, parts, task_id, task_ids, text, texts, timestamp};
 use self::script::{Call, SCRIPTS, Script};
+pub use self::server::{Danger, ServerReport};
 use self::sleeper::RedisSleeper;
 use super::clock::Clock;
 use super::{
-    Broker, BrokerError, Cancelled, ClaimRequest, Claimed, ClaimedTask, DeadLetterView, DiscardRequest, Discarded,
-    EffectAbandoned, EffectBegun, EffectCommitted, EffectRequest, Enqueued, Extended, Glance, Lease, ListCursor,
-    MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, Promoted, QueueCounts, ReclaimCursor, Reclaimed, Recorded,
-    Registered, ReplayRequest, Replayed, Result, RetainCursor, Retained, SettleReply, Settled, Settlement, Sleeper,
-    Standing, SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord, sentences,
+    Broker, BrokerError, Cancelled, ClaimRequest, Claimed, ClaimedTask, DeadLetterView, Demand, DiscardRequest,
+    Discarded, EffectAbandoned, EffectBegun, EffectCommitted, EffectRequest, Enqueued, Extended, Glance, Lease,
+    ListCursor, MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, Promoted, QueueCounts, ReclaimCursor, Reclaimed,
+    Recorded, Registered, ReplayRequest, Replayed, Result, RetainCursor, Retained, SettleReply, Settled, Settlement,
+    Sleeper, Standing, SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord, sentences,
 };
 use crate::protocol::DATA_MODEL_VERSION;
 use crate::protocol::keys::{Keys, NOTICES_CHANNEL};
@@ -139,21 +145,12 @@ impl RedisBroker {
 
     /// What about the server's settings puts the queue's data at risk, in sentences.
     pub async fn check_server(&self) -> Result<Vec<String>> {
-        let info = self.info("").await?;
-        let mut problems = Vec::new();
-        let policy = info_field(&info, "maxmemory_policy").unwrap_or_default();
-        if policy != "noeviction" {
-            problems.push(format!(
-                "maxmemory-policy is {policy}: Redis may delete tasks when memory runs out; set it to noeviction"
-            ));
-        }
-        if info_field(&info, "aof_enabled") == Some("0") {
-            problems.push(
-                "appendonly is off: a crash of Redis loses what came after the last snapshot; set appendonly yes"
-                    .to_owned(),
-            );
-        }
-        Ok(problems)
+        Ok(self.server_report().await?.dangers().into_iter().map(|danger| danger.to_string()).collect())
+    }
+
+    /// What the queue's server tells of itself.
+    pub async fn server_report(&self) -> Result<ServerReport> {
+        Ok(ServerReport::read(&self.info("").await?))
     }
 
     fn call<'a>(&self, script: &'a Script) -> Call<'a> {
@@ -364,10 +361,11 @@ impl RedisBroker {
     }
 
     /// Takes all tasks from a worker, in bounded steps.
-    async fn evict(&self, worker: &WorkerId, reason: RetryReason, counts: &str) -> Result<Reclaimed> {
+    async fn evict(&self, worker: &WorkerId, reason: RetryReason, counts: &str, words: &str) -> Result<Reclaimed> {
         let mut all = Reclaimed::default();
         loop {
-            let call = self.call(&SCRIPTS.evict).arg(worker.as_str()).arg(reason.as_str()).arg(counts);
+            let call = self.call(&SCRIPTS.evict).arg(worker.as_str()).arg(reason.as_str());
+            let call = call.arg(counts).arg(sentences::cut_words(words));
             let [requeued, dead, more] = parts(self.run(call).await?).map_err(|m| m.during("evict"))?;
             all.requeued.extend(task_ids(requeued).map_err(|m| m.during("evict"))?);
             all.dead.extend(task_ids(dead).map_err(|m| m.during("evict"))?);
@@ -381,32 +379,29 @@ impl RedisBroker {
     /// also says how much of its page was seen.
     async fn list_live(&self, state: State, cursor: &str, limit: usize) -> Result<Page<TaskView>> {
         let malformed = |m: Malformed| m.during("list");
-        let (from, skip) = cursor.split_once(':').unwrap_or(("0", "0"));
-        let skip: usize = skip.parse().map_err(|_| BrokerError::Invalid(format!("{cursor:?} is no cursor")))?;
-        let mut scan = redis::cmd("HSCAN");
-        scan.arg(self.keys.live()).arg(from).arg("COUNT").arg(limit);
-        let [next, found] = parts(self.command(&scan).await?).map_err(malformed)?;
-        let found = list(found).map_err(malformed)?;
-        let next = text(next).map_err(malformed)?;
-        let mut next = (next != "0").then(|| ListCursor(format!("{next}:0")));
-        let mut ids = Vec::new();
-        for (seen, pair) in found.chunks_exact(2).enumerate().skip(skip) {
-            if ids.len() == limit {
-                next = Some(ListCursor(format!("{from}:{seen}")));
-                break;
-            }
-            let token = bytes(pair[1].clone()).map_err(malformed)?;
-            if token::Token::decode(&token).and_then(|token| token.state()).map_err(malformed)? == state {
-                ids.push(text(pair[0].clone()).and_then(task_id).map_err(malformed)?);
+        let mut place =
+            ScanPlace::read(cursor).ok_or_else(|| BrokerError::Invalid(format!("{cursor:?} is no cursor")))?;
+        if let Some(from) = place.next.take_if(|_| place.found.is_empty()) {
+            let mut scan = redis::cmd("HSCAN");
+            scan.arg(self.keys.live()).arg(from).arg("COUNT").arg(limit);
+            let [next, found] = parts(self.command(&scan).await?).map_err(malformed)?;
+            place.next = Some(text(next).map_err(malformed)?).filter(|next| next != "0");
+            for pair in list(found).map_err(malformed)?.chunks_exact(2) {
+                let token = bytes(pair[1].clone()).map_err(malformed)?;
+                if token::Token::decode(&token).and_then(|token| token.state()).map_err(malformed)? == state {
+                    place.found.push(text(pair[0].clone()).and_then(task_id).map_err(malformed)?);
+                }
             }
         }
+        let rest = place.found.split_off(limit.min(place.found.len()));
+        let ids = std::mem::replace(&mut place.found, rest);
         // Looked at again as a whole: a task may have moved on since.
         let mut items = Vec::with_capacity(ids.len());
         for together in ids.chunks(LOOKS_TOGETHER) {
             let views = futures::future::try_join_all(together.iter().map(|id| self.get(id))).await?;
             items.extend(views.into_iter().flatten().filter(|view| view.state == state));
         }
-        Ok(Page { items, next })
+        Ok(Page { items, next: place.cursor() })
     }
 
     async fn list_finished(&self, state: State, cursor: &str, limit: usize) -> Result<Page<TaskView>> {
@@ -429,6 +424,40 @@ impl RedisBroker {
             }
         }
         Ok(Page { items, next: last.filter(|_| full).map(ListCursor) })
+    }
+}
+
+/// How far a listing of live tasks has come. What a scan found and a page had
+/// no room for goes along: the same scan, repeated while the table grows, gives
+/// its entries in another order.
+struct ScanPlace {
+    /// Where the scan goes on, unless it is over.
+    next: Option<String>,
+    found: Vec<TaskId>,
+}
+
+impl ScanPlace {
+    /// How a cursor says that the scan is over.
+    const OVER: &str = "-";
+
+    fn read(cursor: &str) -> Option<Self> {
+        let mut words = cursor.split_ascii_whitespace();
+        let next = match words.next().unwrap_or("0") {
+            Self::OVER => None,
+            next if next.bytes().all(|byte| byte.is_ascii_digit()) => Some(next.to_owned()),
+            _ => return None,
+        };
+        let found = words.map(|id| TaskId::new(id).ok()).collect::<Option<_>>()?;
+        Some(Self { next, found })
+    }
+
+    /// `None` when nothing is left.
+    fn cursor(self) -> Option<ListCursor> {
+        if self.next.is_none() && self.found.is_empty() {
+            return None;
+        }
+        let next = self.next.as_deref().unwrap_or(Self::OVER);
+        Some(ListCursor(self.found.iter().fold(next.to_owned(), |cursor, id| format!("{cursor} {id}"))))
     }
 }
 
@@ -527,7 +556,11 @@ fn word_and_rest(value: Value) -> std::result::Result<(String, std::vec::IntoIte
 #[async_trait]
 impl Broker for RedisBroker {
     async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()> {
-        let condition = if owner.takeover == Takeover::Force { "force" } else { "" };
+        let condition = match &owner.takeover {
+            Takeover::Respect => String::new(),
+            Takeover::From(other) => format!("<{other}"),
+            Takeover::Force => "force".to_owned(),
+        };
         match self.provision_if(&owner.name, condition.as_bytes(), policy).await? {
             Provisioned::Done => Ok(()),
             Provisioned::Changed => Err(Malformed("a change was reported".to_owned()).during("provision")),
@@ -583,6 +616,7 @@ impl Broker for RedisBroker {
                 letters.chars().map(|letter| settled_from(letter, &mut dues)).collect::<std::result::Result<_, _>>()?;
             let claimed = match text(problem)?.as_str() {
                 "" => Ok(Claimed { mode: mode_of(mode)?, tasks: claimed_tasks(claimed)? }),
+                problem if problem.contains(FENCED) => Err(BrokerError::Fenced),
                 problem => Err(BrokerError::Busy(problem.to_owned())),
             };
             Ok(SettleReply { settled, claimed })
@@ -685,10 +719,10 @@ impl Broker for RedisBroker {
         read(self.run(call).await?).map_err(|m| m.during("reclaim"))
     }
 
-    async fn reclaim_from(&self, worker: &WorkerId, reason: RetryReason) -> Result<Reclaimed> {
+    async fn take_back(&self, worker: &WorkerId, reason: RetryReason, words: &str) -> Result<Reclaimed> {
         // A pod that was deleted by force may have gone on running: nothing says that it crashed.
         let counts = if reason == RetryReason::PodForceDeleted { "" } else { "crash" };
-        self.evict(worker, reason, counts).await
+        self.evict(worker, reason, counts, words).await
     }
 
     async fn cancel(&self, task: &TaskId, reason: &str) -> Result<Cancelled> {
@@ -872,7 +906,7 @@ impl Broker for RedisBroker {
     }
 
     async fn deregister(&self, worker: &WorkerId) -> Result<()> {
-        self.evict(worker, RetryReason::Released, "").await.map(drop)
+        self.evict(worker, RetryReason::Released, "", "").await.map(drop)
     }
 
     async fn workers(&self) -> Result<Vec<WorkerRecord>> {
@@ -893,6 +927,11 @@ impl Broker for RedisBroker {
             .map_err(|m: Malformed| m.during("workers"))?;
         workers.sort_by(|a, b| a.info.id.cmp(&b.info.id));
         Ok(workers)
+    }
+
+    async fn demand(&self, capabilities: &Capabilities) -> Result<Demand> {
+        let call = self.call(&SCRIPTS.demand).arg(capabilities.joined());
+        reply::demand(self.run(call).await?).map_err(|m| m.during("demand"))
     }
 
     async fn counts(&self) -> Result<QueueCounts> {

@@ -6,7 +6,9 @@
 
 use std::fmt::Display;
 
-use super::{BrokerError, DiscardRequest, MAX_BATCH, MAX_ERROR_BYTES, MAX_PROGRESS_BYTES, ReplayRequest, Result};
+use super::{
+    BrokerError, DiscardRequest, MAX_BATCH, MAX_ERROR_BYTES, MAX_PROGRESS_BYTES, MAX_WORDS_BYTES, ReplayRequest, Result,
+};
 use crate::protocol::names::IdempotencyKey;
 use crate::protocol::task::{NewTask, Payload};
 
@@ -91,6 +93,11 @@ pub(crate) fn check_discard(request: &DiscardRequest) -> Result<()> {
 /// The part of a text that is kept: [`MAX_ERROR_BYTES`] at most, and no half characters.
 pub(crate) fn cut_error(text: &str) -> String {
     text[..text.floor_char_boundary(MAX_ERROR_BYTES)].to_owned()
+}
+
+/// The part of the words on a worker's end that is kept.
+pub(crate) fn cut_words(words: &str) -> &str {
+    &words[..words.floor_char_boundary(MAX_WORDS_BYTES)]
 }
 
 /// The key that a task's content gives it, where the queue goes by content.

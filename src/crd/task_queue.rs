@@ -38,7 +38,7 @@ use crate::protocol::policy as engine;
     printcolumn(name = "Reason", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#, priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
-        .message("a queue's name has 1 to 63 lower-case letters, digits or -, and begins and ends with a letter or digit: it becomes a part of keys"),
+        .message("metadata.name: a queue's name has 1 to 63 lower-case letters, digits or -, and begins and ends with a letter or digit, because it becomes a part of keys"),
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -114,7 +114,8 @@ pub struct TaskQueueSpec {
     #[serde(default)]
     pub limits: Limits,
     /// What becomes of the data when the TaskQueue is deleted. Retain: it stays, and a TaskQueue of the same name
-    /// finds it. Delete: it goes. DeleteIfEmpty: it goes once no task is live and no dead letter undecided.
+    /// finds it. Delete: it goes; streams that were adopted in `keys` stay. DeleteIfEmpty: it goes if no task is live and
+    /// no dead letter undecided at that time, else it stays. Where Redis cannot be used, the data stays.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
 }

@@ -169,8 +169,9 @@ pub struct ExecHandler {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub container: Option<String>,
-    /// What becomes of the image's entrypoint. Replace: the worker takes its place. Keep: the entrypoint is started
-    /// with the worker as its arguments.
+    /// What becomes of the image's entrypoint. Replace: the worker takes its place, and of the container's command and
+    /// args nothing is used. Keep: the entrypoint, or the container's command, is started with the container's args and
+    /// after them the worker as its arguments.
     #[serde(default)]
     pub entrypoint: Entrypoint,
 }

@@ -66,6 +66,11 @@ impl LoopMetrics {
         }
     }
 
+    /// Shows no queue any more: somebody else looks after them.
+    pub fn forget_queues(&self) {
+        self.queues().clear();
+    }
+
     /// How many steps a loop has taken, and how many of them failed.
     pub fn steps(&self, name: LoopName) -> (u64, u64) {
         let of = OfLoop { r#loop: name.as_str() };

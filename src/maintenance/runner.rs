@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::metrics::LoopMetrics;
@@ -37,11 +37,22 @@ pub struct Runner {
     parts: JoinSet<()>,
 }
 
+/// Somebody who listens to the notices of a server.
+pub struct Listening(AbortHandle);
+
+impl Listening {
+    /// Ends it.
+    pub fn end(&self) {
+        self.0.abort();
+    }
+}
+
 /// What the calendar's keeper is told.
 enum Mail {
     Add(Arc<str>, Queue),
     Remove(Arc<str>),
     Notice(Notice),
+    Look(Arc<str>),
     /// Notices may have been lost: look at everything.
     LookAtAll,
 }
@@ -71,9 +82,14 @@ impl Runner {
         self.tell(Mail::Remove(prefix.into())).await;
     }
 
-    /// Listens to the notices of a server.
-    pub fn listen(&mut self, notices: Box<dyn Notices>) {
-        self.parts.spawn(pass_on(notices, self.mailbox.clone()));
+    /// Counts a queue now: somebody saw that something came to it.
+    pub async fn look(&self, prefix: &str) {
+        self.tell(Mail::Look(prefix.into())).await;
+    }
+
+    /// Listens to the notices of a server, until the runner is dropped or told otherwise.
+    pub fn listen(&mut self, notices: Box<dyn Notices>) -> Listening {
+        Listening(self.parts.spawn(pass_on(notices, self.mailbox.clone())))
     }
 
     /// What the last look at a queue showed.
@@ -195,6 +211,7 @@ impl Calendar {
                 }
             }
             Mail::Notice(notice) => self.notice(&notice),
+            Mail::Look(prefix) => self.due_in(&prefix, LoopName::Sampler, Duration::ZERO),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::broker::{Glance, QueueCounts};
 const WHILE_BUSY: Duration = Duration::from_secs(5);
 /// Between two looks at one in which nothing does. Ten thousand of these must
 /// cost next to nothing: notices tell what happens in between.
-const WHILE_IDLE: Duration = Duration::from_secs(180);
+const WHILE_IDLE: Duration = Duration::from_secs(300);
 /// For how long glances may stand in for counts.
 const GLANCES_DO: Duration = Duration::from_secs(2 * 3600);
 /// Between two rows of the metrics table.

@@ -167,6 +167,11 @@ impl Keys {
         self.own("live")
     }
 
+    /// Lanes that hold work that nobody has read.
+    pub fn ready(&self) -> String {
+        self.own("ready")
+    }
+
     /// Tasks that wait for their time.
     pub fn delayed(&self) -> String {
         self.own("delayed")

@@ -12,9 +12,10 @@ use super::backoff::{Backoff, Jitter, Strategy};
 use super::names::TaskType;
 
 /// Whether the queue takes and gives work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Both.
+    #[default]
     Running,
     /// Takes work, gives none.
     Paused,

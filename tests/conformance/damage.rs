@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use windlass::broker::{Extended, Settled};
+use windlass::broker::{ClaimRequest, ClaimedTask, Extended, Settled, Settlement};
+use windlass::protocol::backoff::Dice;
+use windlass::protocol::names::Capabilities;
 use windlass::protocol::state::RetryReason;
-use windlass::{NewTask, NotBefore, State, TaskId};
+use windlass::{NewTask, NotBefore, Outcome, State, TaskId};
 
 use super::fixture::{Fixture, failure, permanent, released, task, types, worker_id};
 
@@ -69,6 +71,30 @@ async fn a_lost_group_and_a_lost_worker_lose_no_task(fx: &Fixture) {
     let again = fx.claim_one_as("w2").await;
     assert_eq!(fx.settle(&running, failure()).await, Settled::LeaseLost);
     fx.succeed(&again).await;
+}
+
+/// Many messages are cut off their lane at once: not where a group that was made
+/// again has yet to read what others hold.
+async fn a_lost_group_and_a_settlement_of_many_lose_no_task(fx: &Fixture) {
+    let lost = fx.running("a").await;
+    let mut others = Vec::new();
+    for _ in 0..5 {
+        others.push(fx.running("a").await);
+    }
+    destroy_group(fx, LANE).await;
+    let _: String = fx.redis(&["XGROUP", "CREATE", &fx.key(LANE), &fx.keys().group, "0"]).await;
+    let success =
+        |task: &ClaimedTask| Settlement { lease: task.lease.clone(), outcome: Outcome::success(), dice: Dice(0) };
+    let settlements: Vec<_> = others.iter().map(success).collect();
+    let (worker, capabilities) = (worker_id("w1"), Capabilities::any());
+    let next = ClaimRequest { worker: &worker, capabilities: &capabilities, limit: 0, recover: None };
+    let settled = fx.broker.settle(&settlements, next).await.expect("answered").settled;
+    assert_eq!(settled, vec![Settled::Succeeded; 5]);
+    repaired(fx, &lost.lease.task).await;
+    let again = fx.claim_one_as("w2").await;
+    assert_eq!(again.lease.task, lost.lease.task, "its entry was not cut off with the others");
+    fx.succeed(&again).await;
+    assert_eq!(fx.stream(&fx.key(LANE)).await.len(), 0, "and those of the others are gone");
 }
 
 async fn a_lost_bell_and_raw_group_are_made_again(fx: &Fixture) {
@@ -332,6 +358,7 @@ redis_suite! {
     a_lost_group_ends_no_lease,
     a_lost_group_lets_a_task_be_settled,
     a_lost_group_and_a_lost_worker_lose_no_task,
+    a_lost_group_and_a_settlement_of_many_lose_no_task,
     a_lost_bell_and_raw_group_are_made_again,
     a_deleted_entry_of_a_waiting_task_is_a_dead_letter,
     a_deleted_entry_of_a_running_task_does_not_stop_its_success,

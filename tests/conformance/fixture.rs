@@ -153,6 +153,8 @@ pub(crate) fn worker_info(id: &str, pod_uid: Option<&str>, container: Option<&st
         container: container.map(str::to_owned),
         version: "1".to_owned(),
         types: vec![],
+        pool: pod_uid.map(|_| "pool".to_owned()),
+        started: pod_uid.map(|_| Timestamp::UNIX_EPOCH),
     }
 }
 
@@ -193,6 +195,16 @@ impl Fixture {
         let keys = Keys::adopting(&fresh_queue(), &adopted).expect("names that can be adopted");
         let url = direct_url(self.kind, &keys, database).await;
         Self::on_redis(self.kind, keys, url, Clock::manual(START_MS)).await
+    }
+
+    /// Another queue that adopts the very task and result streams and the group of this one. Not provisioned yet.
+    pub(crate) async fn rival(&self) -> Self {
+        let Store::Redis { broker, url } = &self.store else { panic!("the model has no keys") };
+        let (task, result) = (Some(broker.keys().task.clone()), Some(broker.keys().result.clone()));
+        let group = Some(broker.keys().group.clone());
+        let adopted = AdoptedKeys { task, result, dead_letter: None, group };
+        let keys = Keys::adopting(&fresh_queue(), &adopted).expect("names that can be adopted");
+        Self::on_redis(self.kind, keys, url.clone(), Clock::manual(START_MS)).await
     }
 
     async fn on_redis(kind: Kind, keys: Keys, url: String, clock: Clock) -> Self {

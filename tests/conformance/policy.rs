@@ -235,6 +235,12 @@ async fn another_owner_is_refused_until_it_takes_over_on_purpose(fx: &Fixture) {
     assert_eq!(refused.class(), ErrorClass::Conflict);
     assert_eq!(fx.broker.policy().await.expect("read").mode, Mode::Running, "the owner's policy stays");
 
+    let wrong = Owner { takeover: Takeover::From("somebody".to_owned()), ..rival.clone() };
+    let refused = fx.broker.provision(&wrong, &paused).await.expect_err("it is not somebody's");
+    assert!(matches!(&refused, BrokerError::Owned { owner, .. } if owner == "conformance"), "{refused}");
+    let heir = Owner { takeover: Takeover::From("conformance".to_owned()), name: "heir".to_owned() };
+    fx.broker.provision(&heir, &Policy::default()).await.expect("taken from the one that was named");
+
     let force = Owner { takeover: Takeover::Force, ..rival.clone() };
     fx.broker.provision(&force, &paused).await.expect("taken over");
     assert_eq!(fx.broker.policy().await.expect("read").mode, Mode::Paused);

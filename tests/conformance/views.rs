@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use windlass::broker::{ListCursor, QueueCounts, Settled};
+use windlass::protocol::names::Capabilities;
+use windlass::protocol::policy::Mode;
 use windlass::{NewTask, NotBefore, State, TaskId};
 
-use super::fixture::{Fixture, failure, permanent, released, task, task_id, worker_info};
+use super::fixture::{Fixture, failure, permanent, released, task, task_id, worker_id, worker_info};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -63,6 +65,28 @@ async fn every_task_is_counted_where_it_is(fx: &Fixture) {
         sampled_at: fx.now(),
     };
     assert_eq!(counts, expected);
+}
+
+async fn demand_is_what_workers_of_some_types_could_do_and_who_does_some(fx: &Fixture) {
+    let of = |types: &[&str]| Capabilities::of(types.iter().map(|name| name.parse().expect("valid"))).expect("few");
+    let empty = fx.broker.demand(&of(&[])).await.expect("answered");
+    assert_eq!((empty.total(), empty.held.len(), empty.mode), (0, 0, Mode::Running));
+    fx.running("a").await;
+    fx.add("a").await;
+    fx.add("b").await;
+    fx.enqueue(NewTask { not_before: NotBefore::After(SECOND), ..task("c") }).await;
+    let all = fx.broker.demand(&of(&[])).await.expect("answered");
+    assert_eq!((all.backlog, all.running, all.due), (2, 1, 0), "what is not due yet is no work yet");
+    assert_eq!(all.held.into_iter().collect::<Vec<_>>(), [(worker_id("w1"), 1)]);
+    let some = fx.broker.demand(&of(&["b"])).await.expect("answered");
+    assert_eq!((some.backlog, some.running), (1, 0));
+    assert_eq!(some.held.len(), 1, "who holds what does not depend on who asks");
+    fx.advance(SECOND);
+    fx.raw(&[("task_id", "raw"), ("payload", "{}")]).await;
+    let later = fx.broker.demand(&of(&["z"])).await.expect("answered");
+    assert_eq!((later.backlog, later.due), (1, 1), "of these nobody knows the type yet");
+    fx.set(|policy| policy.mode = Mode::Paused).await;
+    assert_eq!(fx.broker.demand(&of(&[])).await.expect("answered").mode, Mode::Paused);
 }
 
 async fn a_retry_that_is_ready_is_backlog(fx: &Fixture) {
@@ -207,6 +231,7 @@ async fn an_event_says_when(fx: &Fixture) {
 suite! {
     an_empty_queue_counts_nothing,
     every_task_is_counted_where_it_is,
+    demand_is_what_workers_of_some_types_could_do_and_who_does_some,
     a_retry_that_is_ready_is_backlog,
     the_oldest_task_is_the_one_that_waits_longest,
     the_oldest_task_of_a_single_lane_is_the_one_that_waits_longest,

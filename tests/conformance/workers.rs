@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use windlass::State;
-use windlass::broker::{Extended, Registered, Settled};
+use windlass::broker::{BrokerError, ClaimRequest, ErrorClass, Extended, Registered, Settled};
+use windlass::protocol::names::Capabilities;
 use windlass::protocol::policy::ReclaimCause;
 use windlass::protocol::state::RetryReason;
 
-use super::fixture::{Fixture, success, task, worker_id, worker_info};
+use super::fixture::{Fixture, settlement, success, task, worker_id, worker_info};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -172,6 +173,29 @@ async fn a_pod_that_was_deleted_by_force_counts_as_no_crash(fx: &Fixture) {
     fx.succeed(&again).await;
 }
 
+/// A pod that was deleted by force has been seen to run on for seconds: what it claimed then was lost with it.
+async fn a_worker_whose_pod_was_deleted_by_force_claims_nothing_more(fx: &Fixture) {
+    register(fx, "w1", Some("uid"), Some("main")).await;
+    let (held, other) = (fx.running("a").await, fx.running("b").await);
+    fx.broker.reclaim_from(&worker_id("w1"), RetryReason::PodForceDeleted).await.expect("answered");
+    let (any, ghost) = (Capabilities::any(), worker_id("w1"));
+    let request = || ClaimRequest { worker: &ghost, capabilities: &any, limit: 10, recover: None };
+    let refused = fx.broker.claim(request()).await.expect_err("it is fenced off");
+    assert!(matches!(refused, BrokerError::Fenced) && refused.class() == ErrorClass::Conflict, "{refused}");
+    let reply = fx.broker.settle(&[settlement(&held, success())], request()).await.expect("answered");
+    assert_eq!(reply.settled, [Settled::LeaseLost]);
+    assert!(matches!(reply.claimed, Err(BrokerError::Fenced)), "nor with a settlement");
+    let again = fx.broker.register(&worker_info("w1", Some("uid"), Some("main"))).await;
+    assert!(matches!(again, Err(BrokerError::Fenced)), "nor once it has registered again");
+    let passed_on = ClaimRequest { limit: 0, ..request() };
+    fx.broker.claim(passed_on).await.expect("it may pass a ring on");
+    let mut ids = vec![fx.claim_one_as("w2").await.lease.task, fx.claim_one_as("w2").await.lease.task];
+    ids.sort();
+    assert_eq!(ids, [held.lease.task, other.lease.task], "all of it is for others");
+    fx.add("a").await;
+    fx.claim_one_as("w1-again").await;
+}
+
 async fn a_poison_task_dies_with_the_pods_that_it_kills(fx: &Fixture) {
     fx.set(|policy| policy.retry.max_crashes = 1).await;
     let id = fx.add("a").await;
@@ -198,6 +222,24 @@ async fn every_reclaim_says_from_whom_and_why_when_the_task_is_claimed_again(fx:
     }
 }
 
+async fn what_is_known_of_a_workers_end_is_told_with_its_tasks_once(fx: &Fixture) {
+    let held = fx.running("a").await;
+    fx.broker.take_back(&worker_id("w1"), RetryReason::PodGone, "OOMKilled, exit code 137").await.expect("answered");
+    let error = fx.view(&held.lease.task).await.error.expect("why it came back");
+    assert_eq!(error, "was taken from its worker: pod_gone (OOMKilled, exit code 137)");
+    let words = async || {
+        fx.claim_one_as("w1").await;
+        let detail = fx.events(&held.lease.task).await.last().and_then(|claim| claim.detail.clone()).expect("a detail");
+        serde_json::from_str::<serde_json::Value>(&detail).expect("JSON")["words"].clone()
+    };
+    assert_eq!(words().await, "OOMKilled, exit code 137");
+    fx.broker.reclaim_from(&worker_id("w1"), RetryReason::PodGone).await.expect("answered");
+    assert_eq!(words().await, serde_json::Value::Null, "the words of an earlier end are not told again");
+    let long = "ü".repeat(1000);
+    fx.broker.take_back(&worker_id("w1"), RetryReason::PodGone, &long).await.expect("answered");
+    assert_eq!(words().await.as_str().map(str::len), Some(256));
+}
+
 async fn an_unregistered_worker_is_given_work_and_covered_by_the_timeout(fx: &Fixture) {
     let held = fx.running("a").await;
     assert!(registered(fx).await.is_empty());
@@ -220,7 +262,9 @@ suite! {
     an_expired_lease_stays_where_the_timeout_does_not_count,
     a_pod_that_is_known_to_be_gone_loses_its_tasks_at_once,
     a_pod_that_was_deleted_by_force_counts_as_no_crash,
+    a_worker_whose_pod_was_deleted_by_force_claims_nothing_more,
     a_poison_task_dies_with_the_pods_that_it_kills,
     every_reclaim_says_from_whom_and_why_when_the_task_is_claimed_again,
+    what_is_known_of_a_workers_end_is_told_with_its_tasks_once,
     an_unregistered_worker_is_given_work_and_covered_by_the_timeout,
 }

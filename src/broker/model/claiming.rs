@@ -4,7 +4,7 @@ use super::lane::{LaneName, Message};
 use super::moves::Mishap;
 use super::record::{Record, message_text};
 use super::state::{Bell, Ring, Step};
-use crate::broker::{ClaimRequest, Claimed, ClaimedTask, Extended, Lease};
+use crate::broker::{BrokerError, ClaimRequest, Claimed, ClaimedTask, Extended, Lease, Result};
 use crate::protocol::names::{TaskId, WorkerId};
 use crate::protocol::policy::Mode;
 use crate::protocol::state::{RetryReason, State};
@@ -32,13 +32,16 @@ enum Found {
 }
 
 impl Step<'_> {
-    pub(super) fn claim(mut self, request: &ClaimRequest<'_>) -> Claimed {
+    pub(super) fn claim(mut self, request: &ClaimRequest<'_>) -> Result<Claimed> {
         let claimed = self.claim_some(request);
         self.end();
         claimed
     }
 
-    pub(super) fn claim_some(&mut self, request: &ClaimRequest<'_>) -> Claimed {
+    pub(super) fn claim_some(&mut self, request: &ClaimRequest<'_>) -> Result<Claimed> {
+        if request.limit > 0 && self.queue.fenced.contains_key(request.worker) {
+            return Err(BrokerError::Fenced);
+        }
         let mode = self.policy.mode;
         let mut behind = false;
         if request.limit > 0 && mode != Mode::Closed {
@@ -56,7 +59,7 @@ impl Step<'_> {
             let found = self.serve(request, &mut tasks);
             self.pass_on(request.capabilities.class(), if behind { Found::NotAll } else { found });
         }
-        Claimed { tasks, mode }
+        Ok(Claimed { tasks, mode })
     }
 
     /// Rings for what a claim may have left behind, or forgets the rings for what it did not find.
@@ -168,9 +171,12 @@ impl Step<'_> {
             return String::new();
         }
         let taken_from = self.queue.trails.get(id).and_then(|trail| trail.taken_from.as_ref());
-        let (from, message) =
-            taken_from.map(|(from, message)| (from.clone(), message_text(*message))).unwrap_or_default();
-        serde_json::json!({ "reason": record.holder, "from": from, "message": message }).to_string()
+        let (from, message) = taken_from.map(|of| (of.worker.as_str(), message_text(of.message))).unwrap_or_default();
+        let mut detail = serde_json::json!({ "reason": record.holder, "from": from, "message": message });
+        if let Some(taken) = taken_from.filter(|taken| !taken.words.is_empty()) {
+            detail["words"] = taken.words.clone().into();
+        }
+        detail.to_string()
     }
 
     /// Renews leases, and counts as the worker's heartbeat.

@@ -62,6 +62,8 @@ pub(super) fn worker_info(name: &str, pod_uid: &str) -> WorkerInfo {
         container: Some("main".to_owned()),
         version: "1".to_owned(),
         types: Vec::new(),
+        pool: None,
+        started: None,
     }
 }
 

@@ -125,6 +125,11 @@ impl Lane {
         of_worker.map(|(message, _)| *message).take(limit).collect()
     }
 
+    /// XPENDING: whose the pending entries are, one name an entry.
+    pub(super) fn holders(&self) -> impl Iterator<Item = &WorkerId> {
+        self.pending.values().map(|pending| &pending.worker)
+    }
+
     /// XAUTOCLAIM: up to `limit` entries that nobody has renewed since
     /// `not_since`. It looks at ten times as many, then says where to go on.
     pub(super) fn expired(&self, from: Message, not_since: u64, limit: usize) -> Expired {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::lane::Message;
-use super::moves::Loss;
+use super::moves::Lost;
 use super::state::{ALL, Step, Worker};
-use crate::broker::{Promoted, ReclaimCursor, Reclaimed, Registered, Swept, WorkerInfo};
+use crate::broker::{BrokerError, Promoted, ReclaimCursor, Reclaimed, Registered, Result, Swept, WorkerInfo};
 use crate::protocol::names::{Capabilities, TaskId, WorkerId};
 use crate::protocol::policy::{Mode, ReclaimCause};
 use crate::protocol::state::{RetryReason, State};
@@ -16,6 +16,9 @@ const MOST_LANES: usize = 200;
 
 /// How many tasks one call takes from a worker that is gone.
 const EVICT_AT_ONCE: usize = 20;
+
+/// How long a worker that was fenced off is remembered.
+const FENCED_FOR_MS: u64 = 3_600_000;
 
 /// How many lost workers one sweep deals with, and how many tasks of all of them.
 const LOST_AT_ONCE: usize = 5;
@@ -103,7 +106,7 @@ impl Step<'_> {
             for message in expired.messages {
                 let entry = self.queue.lane_mut(lane).entry(message);
                 let id = entry.expect("invariant: what is pending is in the lane").task.clone();
-                self.take_back(&id, RetryReason::VisibilityTimeout, Loss::Crash, &mut reclaimed);
+                self.take_back(&id, Lost::crash(RetryReason::VisibilityTimeout), &mut reclaimed);
             }
             if let Some(next) = expired.next {
                 reclaimed.next = Some(ReclaimCursor(format!("{lane}\n{next}")));
@@ -115,17 +118,20 @@ impl Step<'_> {
         reclaimed
     }
 
-    fn take_back(&mut self, id: &TaskId, reason: RetryReason, loss: Loss, reclaimed: &mut Reclaimed) {
+    fn take_back(&mut self, id: &TaskId, lost: Lost<'_>, reclaimed: &mut Reclaimed) {
         let record = self.queue.live.get(id).expect("invariant: what is in a lane lives").clone();
-        match self.lose(id, record, reason, loss) {
+        match self.lose(id, record, lost) {
             State::DlqPending => reclaimed.dead.push(id.clone()),
             _ => reclaimed.requeued.push(id.clone()),
         }
     }
 
     /// A worker is gone: its tasks come back, and it leaves the registry.
-    pub(super) fn evict(mut self, worker: &WorkerId, reason: RetryReason, loss: Loss) -> Evicted {
-        let evicted = self.evict_some(worker, reason, loss, EVICT_AT_ONCE);
+    pub(super) fn evict(mut self, worker: &WorkerId, lost: Lost<'_>) -> Evicted {
+        if lost.reason == RetryReason::PodForceDeleted {
+            self.fence(worker);
+        }
+        let evicted = self.evict_some(worker, lost, EVICT_AT_ONCE);
         if !evicted.more {
             self.forget(worker);
         }
@@ -136,8 +142,8 @@ impl Step<'_> {
 
     /// Takes tasks back from one worker, lane by lane, if the policy accepts
     /// the sign of its end. Else the visibility timeout brings them back.
-    fn evict_some(&mut self, worker: &WorkerId, reason: RetryReason, loss: Loss, limit: usize) -> Evicted {
-        if sign_of(reason).is_some_and(|sign| !self.policy.reclaim.on.contains(&sign)) {
+    fn evict_some(&mut self, worker: &WorkerId, lost: Lost<'_>, limit: usize) -> Evicted {
+        if sign_of(lost.reason).is_some_and(|sign| !self.policy.reclaim.on.contains(&sign)) {
             return Evicted::default();
         }
         let lanes = self.queue.lanes.values();
@@ -153,10 +159,17 @@ impl Step<'_> {
                 return Evicted { requeued: reclaimed.requeued, dead: reclaimed.dead, more: true };
             }
             if self.runs_on(&id, message, worker).is_some() {
-                self.take_back(&id, reason, loss, &mut reclaimed);
+                self.take_back(&id, lost, &mut reclaimed);
             }
         }
         Evicted { requeued: reclaimed.requeued, dead: reclaimed.dead, more: false }
+    }
+
+    /// Keeps a worker from new tasks, should it go on running.
+    fn fence(&mut self, worker: &WorkerId) {
+        let over = self.now.saturating_sub(FENCED_FOR_MS);
+        self.queue.fenced.insert(worker.clone(), self.now);
+        self.queue.fenced.retain(|_, since| *since > over);
     }
 
     /// Out of the registry.
@@ -171,12 +184,15 @@ impl Step<'_> {
 
     /// Adds a worker to the registry; it supersedes the one that was in its
     /// place. Says whether it must be called again for the rest of that one's tasks.
-    pub(super) fn register(mut self, info: &WorkerInfo, capabilities: &Capabilities) -> (Registered, bool) {
+    pub(super) fn register(mut self, info: &WorkerInfo, capabilities: &Capabilities) -> Result<(Registered, bool)> {
+        if self.queue.fenced.contains_key(&info.id) {
+            return Err(BrokerError::Fenced);
+        }
         let place = place_of(info);
         let before = self.queue.places.get(&place).filter(|before| **before != info.id).cloned();
         let mut evicted = Evicted::default();
         if let Some(before) = &before {
-            evicted = self.evict_some(before, RetryReason::Superseded, Loss::Crash, EVICT_AT_ONCE);
+            evicted = self.evict_some(before, Lost::crash(RetryReason::Superseded), EVICT_AT_ONCE);
             if !evicted.more {
                 self.forget(before);
             }
@@ -192,7 +208,7 @@ impl Step<'_> {
         }
         self.announce();
         self.end();
-        (Registered { superseded: before, requeued: evicted.requeued }, evicted.more)
+        Ok((Registered { superseded: before, requeued: evicted.requeued }, evicted.more))
     }
 
     /// Looks at silent workers. Every task is where its state says, so nothing
@@ -202,7 +218,7 @@ impl Step<'_> {
         let (mut lost, mut budget, mut unfinished) = (Vec::new(), SWEEP_AT_ONCE, false);
         let silent = self.now.checked_sub(self.policy.reclaim.worker_lost_after.as_millis() as u64);
         for worker in silent.map(|since| self.queue.heartbeats.due(since, LOST_AT_ONCE)).unwrap_or_default() {
-            let evicted = self.evict_some(&worker, RetryReason::WorkerLost, Loss::Crash, budget);
+            let evicted = self.evict_some(&worker, Lost::crash(RetryReason::WorkerLost), budget);
             budget -= evicted.requeued.len() + evicted.dead.len();
             if evicted.more {
                 unfinished = true;

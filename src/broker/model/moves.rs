@@ -1,7 +1,7 @@
 //! Moves that several operations make, each from a record that was checked.
 
 use super::lane::{Body, Message};
-use super::record::{Finished, Record};
+use super::record::{Finished, Record, TakenFrom};
 use super::retention::ResultEntry;
 use super::state::Step;
 use crate::protocol::names::TaskId;
@@ -24,12 +24,28 @@ pub(super) struct Mishap<'a> {
 }
 
 /// What a lost worker costs its task.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Loss {
     /// One of the crashes that it may survive.
     Crash,
     /// Nothing.
     Free,
+}
+
+/// How a worker lost its tasks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lost<'a> {
+    pub(super) reason: RetryReason,
+    pub(super) loss: Loss,
+    /// What else is known of the worker's end; may be empty.
+    pub(super) words: &'a str,
+}
+
+impl Lost<'_> {
+    /// It counts as a crash, and there is no more to say.
+    pub(super) fn crash(reason: RetryReason) -> Self {
+        Lost { reason, loss: Loss::Crash, words: "" }
+    }
 }
 
 /// What came of a task.
@@ -125,9 +141,11 @@ impl Step<'_> {
     }
 
     /// A worker lost a running task. Says where the task went.
-    pub(super) fn lose(&mut self, id: &TaskId, mut record: Record, reason: RetryReason, loss: Loss) -> State {
+    pub(super) fn lose(&mut self, id: &TaskId, mut record: Record, lost: Lost<'_>) -> State {
         let (message, body) = self.take_out(&record);
+        let Lost { reason, loss, words } = lost;
         let word = reason.as_str();
+        let told = if words.is_empty() { word.to_owned() } else { format!("{word} ({words})") };
         if reason == RetryReason::Released {
             record.releases += 1;
             if record.releases > self.policy.retry.max_releases {
@@ -138,14 +156,15 @@ impl Step<'_> {
         } else if loss == Loss::Crash {
             record.crashes += 1;
             if record.crashes > self.policy.retry.max_crashes {
-                let error = format!("lost its worker {} times, last by {word}", record.crashes);
+                let error = format!("lost its worker {} times, last by {told}", record.crashes);
                 self.die(id, record, body, &Mishap { outcome: word, code: "worker_lost", error: &error });
                 return State::DlqPending;
             }
         }
-        let error = format!("was taken from its worker: {word}");
+        let error = format!("was taken from its worker: {told}");
         self.remember(id, &record, &Mishap { outcome: word, code: word, error: &error });
-        self.queue.trails.entry(id.clone()).or_default().taken_from = Some((record.holder.clone(), message));
+        let taken_from = TakenFrom { worker: record.holder.clone(), message, words: words.to_owned() };
+        self.queue.trails.entry(id.clone()).or_default().taken_from = Some(taken_from);
         self.run_again(id, record, body, reason, self.now);
         State::Retrying
     }

@@ -229,10 +229,17 @@ pub(super) struct Trail {
     pub(super) code: String,
     /// Who ran it last; empty before anybody did.
     pub(super) worker: String,
-    /// From whom it was taken, and which entry.
-    pub(super) taken_from: Option<(String, Message)>,
+    pub(super) taken_from: Option<TakenFrom>,
     /// The last ones, the oldest first.
     pub(super) attempts: VecDeque<Attempt>,
+}
+
+/// From whom a task was taken, which entry, and what was known of that worker's end.
+#[derive(Debug)]
+pub(super) struct TakenFrom {
+    pub(super) worker: String,
+    pub(super) message: Message,
+    pub(super) words: String,
 }
 
 /// A task that has ended, as its result tells it.

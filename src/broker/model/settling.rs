@@ -7,7 +7,7 @@ use super::lane::Body;
 use super::moves::{Ending, Mishap};
 use super::record::{Record, decode_extras, epoch_of, time};
 use super::state::Step;
-use crate::broker::{ClaimRequest, Claimed, Outcome, Settled, Settlement, sentences};
+use crate::broker::{ClaimRequest, Outcome, SettleReply, Settled, Settlement, sentences};
 use crate::protocol::state::{RetryReason, State};
 
 /// An attempt's end that was accepted.
@@ -65,7 +65,7 @@ impl Complaint {
 
 impl Step<'_> {
     /// Ends attempts, then claims the next tasks.
-    pub(super) fn settle(mut self, settlements: &[Settlement], next: &ClaimRequest<'_>) -> (Vec<Settled>, Claimed) {
+    pub(super) fn settle(mut self, settlements: &[Settlement], next: &ClaimRequest<'_>) -> SettleReply {
         let (mut answers, accepted) = self.judge_all(settlements);
         for attempt in accepted {
             let index = attempt.index;
@@ -76,7 +76,7 @@ impl Step<'_> {
         self.announce();
         let claimed = self.claim_some(next);
         self.end();
-        (answers, claimed)
+        SettleReply { settled: answers, claimed }
     }
 
     /// Everything is judged before anything moves. Those that are accepted have

@@ -102,6 +102,8 @@ pub(super) struct Queue {
     pub(super) discards: HashMap<TaskId, Voice>,
     pub(super) raw: VecDeque<RawEntry>,
     pub(super) workers: BTreeMap<WorkerId, Worker>,
+    /// Workers that get no more tasks, and since when.
+    pub(super) fenced: HashMap<WorkerId, u64>,
     pub(super) heartbeats: TimeSet<WorkerId>,
     pub(super) places: HashMap<String, WorkerId>,
     pub(super) outbox: VecDeque<OutboxEntry>,
@@ -142,6 +144,7 @@ impl Queue {
             discards: HashMap::new(),
             raw: VecDeque::new(),
             workers: BTreeMap::new(),
+            fenced: HashMap::new(),
             heartbeats: TimeSet::default(),
             places: HashMap::new(),
             outbox: VecDeque::new(),
@@ -193,8 +196,13 @@ impl Queue {
 
     /// Makes the queue if it is not there, and puts its policy in force.
     pub(super) fn provision(&mut self, owner: &Owner, policy: &Policy) -> Result<()> {
+        let may_take = |from: &String| match &owner.takeover {
+            Takeover::Respect => false,
+            Takeover::From(named) => named == from,
+            Takeover::Force => true,
+        };
         if let Some(other) = self.owner.as_ref().filter(|known| **known != owner.name)
-            && owner.takeover == Takeover::Respect
+            && !may_take(other)
         {
             return Err(BrokerError::Owned { queue: self.name.to_string(), owner: other.clone() });
         }
@@ -378,6 +386,9 @@ mod tests {
         model.provision(&owner("a", Takeover::Respect), &policy).await.expect("made");
         let refused = model.provision(&owner("b", Takeover::Respect), &policy).await;
         assert!(matches!(refused, Err(BrokerError::Owned { owner, .. }) if owner == "a"));
+        let refused = model.provision(&owner("b", Takeover::From("c".to_owned())), &policy).await;
+        assert!(matches!(refused, Err(BrokerError::Owned { owner, .. }) if owner == "a"), "it is not c's");
+        model.provision(&owner("c", Takeover::From("a".to_owned())), &policy).await.expect("taken from a");
         model.provision(&owner("b", Takeover::Force), &policy).await.expect("taken over");
         let contradiction = Policy { discard_approvals: 3, ..policy.clone() };
         let refused = model.provision(&owner("b", Takeover::Respect), &contradiction).await;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::record::{Finished, Record, time};
 use super::state::Queue;
-use crate::broker::{ListCursor, Page, QueueCounts, Review, WorkerRecord};
-use crate::protocol::names::TaskId;
+use crate::broker::{Demand, ListCursor, Page, QueueCounts, Review, Stillness, WorkerRecord};
+use crate::protocol::names::{Capabilities, TaskId};
+use crate::protocol::policy::Mode;
 use crate::protocol::state::State;
 use crate::protocol::task::TaskView;
 
@@ -79,6 +80,26 @@ impl Queue {
             longest_silence: self.heartbeats.first_time().map(|at| Duration::from_millis(now_ms.saturating_sub(at))),
             sampled_at: time(now_ms),
         }
+    }
+
+    pub(super) fn demand(&self, capabilities: &Capabilities, now_ms: u64) -> Demand {
+        let mut demand = Demand {
+            mode: self.policy.as_ref().map_or(Mode::Running, |policy| policy.mode),
+            backlog: self.raw.len() as u64,
+            ..Demand::default()
+        };
+        for (name, lane) in &self.lanes {
+            if capabilities.cover(&name.kind) {
+                demand.running += lane.running() as u64;
+                demand.backlog += (lane.len() - lane.running()) as u64;
+            }
+            for worker in lane.holders() {
+                *demand.held.entry(worker.clone()).or_default() += 1;
+            }
+        }
+        demand.due = (self.delayed.due(now_ms, usize::MAX).len() + self.retrying.due(now_ms, usize::MAX).len()) as u64;
+        demand.stillness = Stillness { lives: !self.live.is_empty(), raw_up_to: String::new() };
+        demand
     }
 
     /// The registered workers, by id.

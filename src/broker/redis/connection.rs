@@ -4,6 +4,7 @@
 //! every topology. It is opened when it is needed, shared by all callers, and
 //! replaced when it breaks or when the server stops being the right one.
 
+use std::borrow::Cow;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ use crate::broker::{BrokerError, Result};
 pub struct RedisOptions {
     /// `redis://[user:password@]host:port[/db]`, `rediss://…` with TLS;
     /// `redis+sentinel://host:port,host:port/MASTER` and
-    /// `redis+cluster://host:port,host:port` (or `rediss+…`) name several servers.
+    /// `redis+cluster://host:port,host:port` (or `rediss+…`) name several servers;
+    /// `file:///path` names a file that holds one of these.
     pub url: String,
     /// The certificate authority to trust instead of the system's, in PEM.
     pub ca_pem: Option<Vec<u8>>,
@@ -66,6 +68,14 @@ impl RedisOptions {
     }
 }
 
+/// The address itself, where `url` names a file that holds it.
+pub fn address_behind(url: &str) -> Result<Cow<'_, str>> {
+    let Some(path) = url.strip_prefix("file://") else { return Ok(Cow::Borrowed(url)) };
+    let read = std::fs::read_to_string(path);
+    let read = read.map_err(|error| BrokerError::Invalid(format!("the file {path} with the Redis URL: {error}")))?;
+    Ok(Cow::Owned(read.trim().to_owned()))
+}
+
 /// Where the servers are.
 pub(super) struct Endpoint {
     seeds: Vec<ConnectionInfo>,
@@ -93,7 +103,8 @@ impl Endpoint {
                  or redis+cluster://HOST:PORT,… (rediss for TLS)"
             ))
         };
-        let (scheme, rest) = options.url.split_once("://").ok_or_else(|| invalid("it has no scheme"))?;
+        let url = address_behind(&options.url)?;
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("it has no scheme"))?;
         let (scheme, topology) = scheme.split_once('+').unwrap_or((scheme, ""));
         // First the credentials: a slash in a password must not make a part of it a host.
         let (credentials, rest) = match rest.rsplit_once('@') {
@@ -463,6 +474,20 @@ mod tests {
         let sentinel = parse("rediss+sentinel://user:se%2Fcret@a:1,b:2/main").expect("sentinel");
         assert_eq!((sentinel.seeds.len(), sentinel.shown.as_str()), (2, "a:1,b:2"));
         assert!(matches!(sentinel.kind, Kind::Sentinel { master } if master == "main"));
+    }
+
+    #[test]
+    fn an_address_may_be_in_a_file() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = dir.path().join("url");
+        let named = format!("file://{}", file.display());
+        let Err(missing) = parse(&named) else { panic!("there is no such file") };
+        assert!(missing.to_string().contains(&*file.to_string_lossy()), "{missing}");
+        std::fs::write(&file, "redis+cluster://ada:hunter2@a:1,b:2\n").expect("written");
+        assert_eq!(parse(&named).expect("it is there now").shown, "a:1,b:2");
+        std::fs::write(&file, "hunter2").expect("written");
+        let Err(wrong) = parse(&named) else { panic!("that is no address") };
+        assert!(!wrong.to_string().contains("hunter2"), "{wrong}");
     }
 
     #[test]

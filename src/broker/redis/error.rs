@@ -36,6 +36,9 @@ const BUSY: [&str; 11] = [
     "UNBLOCKED",
 ];
 
+/// What a script says to a worker that gets no more tasks.
+pub(super) const FENCED: &str = "FENCED";
+
 /// What the guard at the head of every script meets while its slot moves.
 const SLOT_ON_THE_MOVE: &str = "non local key";
 
@@ -71,6 +74,8 @@ pub(super) fn classify(error: &RedisError, address: &str) -> Fault {
     } else if let Some(found) = text.split_once("WVERSION ").map(|(_, rest)| rest) {
         let found = found.split_whitespace().next().unwrap_or_default().to_owned();
         BrokerError::Version { found, known: DATA_MODEL_VERSION }
+    } else if says(&FENCED) {
+        BrokerError::Fenced
     } else if says(&"OOM") {
         BrokerError::OutOfMemory(text)
     } else if BUSY.iter().any(says)

@@ -1,6 +1,6 @@
 //! Reads what scripts answer.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use jiff::Timestamp;
 use redis::Value;
@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use super::token::{Token, decode_extras};
 use crate::broker::{
-    BrokerError, DeadLetterView, Decision, DecisionAction, Doubt, EffectBegun, EffectMark, Event, ListCursor,
-    OutboxEntry, Page, Review, Voice, WorkerInfo, WorkerRecord,
+    BrokerError, DeadLetterView, Decision, DecisionAction, Demand, Doubt, EffectBegun, EffectMark, Event, ListCursor,
+    OutboxEntry, Page, Review, Stillness, Voice, WorkerInfo, WorkerRecord,
 };
 use crate::protocol::names::{DeadLetterId, Epoch, TaskId, WorkerId};
 use crate::protocol::state::{RetryReason, State};
@@ -191,7 +191,7 @@ pub(super) fn dead_letter(value: Value) -> Result<DeadLetter, Malformed> {
     struct Row(u64, u64, String, String, serde_bytes::ByteBuf, String);
     let [id, token, body, extras, error, code, history] = parts(value)?;
     let token = Token::decode(&bytes(token)?)?;
-    let rows: Vec<Row> = rmp_serde::from_slice(&bytes(history)?).map_err(|e| Malformed(format!("a history: {e}")))?;
+    let rows: Vec<Row> = serde_json::from_slice(&bytes(history)?).map_err(|e| Malformed(format!("a history: {e}")))?;
     Ok(DeadLetter {
         id: DeadLetterId { task: task_id(text(id)?)?, epoch: token.epoch() },
         task_type: token.task_type()?,
@@ -378,4 +378,19 @@ pub(super) fn worker_record(packed: &[u8], heartbeat_ms: u64) -> Result<WorkerRe
     let info: WorkerInfo =
         serde_json::from_str(&told).map_err(|error| Malformed(format!("what a worker told of itself: {error}")))?;
     Ok(WorkerRecord { info, started_at: timestamp(started_ms), heartbeat_at: timestamp(heartbeat_ms) })
+}
+
+/// The work that is there, and who holds how much of it.
+pub(super) fn demand(value: Value) -> Result<Demand, Malformed> {
+    let [mode, backlog, running, due, holders, lives, last] = parts(value)?;
+    let mut held = BTreeMap::new();
+    for pair in list(holders)?.chunks_exact(2) {
+        // A consumer that is no worker's name is a stranger's.
+        if let Ok(worker) = WorkerId::new(text(pair[0].clone())?) {
+            held.insert(worker, number(pair[1].clone())?);
+        }
+    }
+    let mode = super::mode_of(mode)?;
+    let stillness = Stillness { lives: number(lives)? > 0, raw_up_to: text(last)? };
+    Ok(Demand { mode, backlog: number(backlog)?, running: number(running)?, due: number(due)?, held, stillness })
 }

@@ -27,15 +27,17 @@ const HEAD: Part = Part::Inline(lua!("head"));
 const TOKEN: Part = Part::Inline(lua!("token"));
 const LANES: Part = Part::Inline(lua!("lanes"));
 const BELLS: Part = Part::Inline(lua!("bells"));
+const GROUP: Part = Part::Inline(lua!("group"));
 const STREAMS: Part = Part::Inline(lua!("streams"));
 const CREATE: Part = Part::Inline(lua!("create"));
 const CLAIMING: Part = Part::Inline(lua!("claiming"));
 const CLOCK: Part = Part::Inline(lua!("clock"));
 const DECIDE: Part = Part::Inline(lua!("decide"));
+const GROUPS: Part = Part::Inline(lua!("groups"));
 const EVICT: Part = Part::Inline(lua!("evict"));
 const PLACES: Part = Part::Module("places", &[lua!("places")]);
 const MOVES: Part = Part::Module("moves", &[lua!("moves")]);
-const INTAKE: Part = Part::Module("intake", &[lua!("streams"), lua!("create"), lua!("intake")]);
+const INTAKE: Part = Part::Module("intake", &[lua!("group"), lua!("streams"), lua!("create"), lua!("intake")]);
 const DUE: Part = Part::Module("due", &[lua!("due")]);
 const RECOVERY: Part = Part::Module("recovery", &[lua!("recovery")]);
 const FAILING: Part = Part::Module("failing", &[lua!("failing")]);
@@ -79,7 +81,9 @@ macro_rules! scripts {
 }
 
 scripts! {
-    provision: [];
+    provision: [GROUP];
+    inspect: [];
+    destroy: [GROUP];
     enqueue: [HEAD, TOKEN, LANES, PLACES, BELLS, CREATE];
     claim: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING];
     settle: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING, FAILING];
@@ -91,20 +95,25 @@ scripts! {
     reclaim: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, CLOCK];
     evict: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, EVICT];
     register: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, EVICT];
-    cancel: [HEAD, TOKEN, LANES, PLACES, STREAMS, MOVES];
+    cancel: [HEAD, TOKEN, LANES, PLACES, GROUP, STREAMS, MOVES];
     record_dead_letter: [HEAD, TOKEN, LANES, MOVES];
     replay: [HEAD, TOKEN, LANES, PLACES, BELLS, CREATE, DECIDE];
     discard: [HEAD, DECIDE];
-    retain: [HEAD, STREAMS];
-    sweep: [HEAD, TOKEN, LANES, PLACES, BELLS, STREAMS, MOVES, CLOCK, EVICT];
+    retain: [HEAD, GROUP, STREAMS];
+    sweep: [HEAD, TOKEN, LANES, PLACES, BELLS, GROUP, STREAMS, MOVES, CLOCK, EVICT];
     pending_dead_letters: [HEAD];
     dead_letters: [HEAD];
     get: [HEAD, TOKEN, LANES];
-    counts: [HEAD, TOKEN, LANES, PLACES];
+    counts: [HEAD, TOKEN, LANES, PLACES, GROUP, GROUPS];
+    demand: [HEAD, GROUP, GROUPS];
 }
 
 /// The scripts, put together once.
 pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(Scripts::load);
+
+/// How often a call gives a server its script: it may be flushed, or another
+/// server may have taken over, between the loading and the call.
+const MOST_LOADS: usize = 3;
 
 /// One script and the digest that names it on the server.
 pub(super) struct Script {
@@ -149,31 +158,30 @@ impl Call<'_> {
     }
 
     /// Runs it. A server that does not have the script (restarted, flushed,
-    /// another node) is sent its text, once.
+    /// another node) is given it first, in a command of its own: reading a
+    /// script takes Redis about as long as running it.
     pub(super) async fn run(&self, link: &Link) -> Result<Value, Fault> {
-        match link.call(&self.command).await {
-            Err(fault) if fault.no_script => link.call(&self.with_text()).await,
-            answer => answer,
+        for _ in 0..MOST_LOADS {
+            match link.call(&self.command).await {
+                Err(fault) if fault.no_script => self.load(link).await?,
+                answer => return answer,
+            }
         }
+        link.call(&self.command).await
     }
 
     /// Runs it and asks in the same breath how many replicas have it.
     pub(super) async fn run_replicated(&self, link: &Link, wait: &Cmd) -> Result<(Value, Value), Fault> {
-        match link.call_both(&self.command, wait).await {
-            Err(fault) if fault.no_script => link.call_both(&self.with_text(), wait).await,
-            answer => answer,
-        }
-    }
-
-    /// The same call with the script's text instead of its digest.
-    fn with_text(&self) -> Cmd {
-        let mut command = redis::cmd("EVAL");
-        command.arg(&self.script.text);
-        for arg in self.command.args_iter().skip(2) {
-            if let redis::Arg::Simple(bytes) = arg {
-                command.arg(bytes);
+        for _ in 0..MOST_LOADS {
+            match link.call_both(&self.command, wait).await {
+                Err(fault) if fault.no_script => self.load(link).await?,
+                answer => return answer,
             }
         }
-        command
+        link.call_both(&self.command, wait).await
+    }
+
+    async fn load(&self, link: &Link) -> Result<(), Fault> {
+        link.call(redis::cmd("SCRIPT").arg("LOAD").arg(&self.script.text)).await.map(drop)
     }
 }

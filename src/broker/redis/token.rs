@@ -1,4 +1,4 @@
-//! The packed record of a live task, as the scripts write it.
+//! The record of a live task, as the scripts write it.
 
 use serde::Deserialize;
 
@@ -36,7 +36,7 @@ fn optional<T>(value: &str, new: impl Fn(String) -> Result<T, crate::protocol::n
 
 impl Token {
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        rmp_serde::from_slice(bytes).map_err(|error| Malformed(format!("a task's record: {error}")))
+        serde_json::from_slice(bytes).map_err(|error| Malformed(format!("a task's record: {error}")))
     }
 
     pub(super) fn state(&self) -> Result<State, Malformed> {
@@ -78,7 +78,7 @@ pub(super) fn encode_extras(extras: &Extras) -> Vec<u8> {
     if extras.is_empty() {
         return Vec::new();
     }
-    rmp_serde::to_vec_named(extras).expect("invariant: extras have a packed form")
+    serde_json::to_vec(extras).expect("invariant: extras have a JSON form")
 }
 
 /// Extras as they were stored.
@@ -86,7 +86,7 @@ pub(super) fn decode_extras(bytes: &[u8]) -> Result<Extras, Malformed> {
     if bytes.is_empty() {
         return Ok(Extras::default());
     }
-    rmp_serde::from_slice(bytes).map_err(|error| Malformed(format!("a task's extras: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| Malformed(format!("a task's extras: {error}")))
 }
 
 /// A task as a claim hands it out: id, payload, extras, token.

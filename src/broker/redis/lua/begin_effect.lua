@@ -16,7 +16,7 @@ local id, token = ARGV[3], ARGV[4]
 if call('HGET', LIVE, id) ~= token then
   return { 'lost' }
 end
-local t = cmsgpack.unpack(token)
+local t = cjson.decode(token)
 local key = P .. 'effect:' .. t[13] .. '\0' .. ARGV[5]
 local kept = call('GET', key)
 local e = kept and cmsgpack.unpack(kept)

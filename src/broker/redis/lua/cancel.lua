@@ -17,7 +17,7 @@ if not token then
   count('invalid_transitions', 1)
   return { 'invalid', letter }
 end
-local t = cmsgpack.unpack(token)
+local t = cjson.decode(token)
 local from = t[1]
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
 if from == 'P' then

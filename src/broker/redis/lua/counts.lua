@@ -3,40 +3,16 @@
 -- RETURNS {backlog, running, delayed, retrying, dlq pending, dead letters, finished,
 --   oldest ready ms or '', workers, outbox, invalid transitions,
 --   last heartbeat ms of the most silent worker or '', now ms}
-local function group_info(key)
-  local groups = redis.pcall('XINFO', 'GROUPS', key)
-  if not groups.err then
-    for _, info in ipairs(groups) do
-      local c = {}
-      for i = 1, #info, 2 do
-        c[info[i]] = info[i + 1]
-      end
-      if c.name == group then
-        return c
-      end
-    end
-  end
-  return { pending = 0, ['last-delivered-id'] = '0-0' }
-end
 local backlog, running, read_up_to = 0, 0, {}
 for _, lane in ipairs(call('SMEMBERS', P .. 'lanes')) do
   local key = P .. 'lane:' .. lane
-  local info = group_info(key)
+  local info = workers_group(key)
   local pending = info.pending
   read_up_to[lane] = info['last-delivered-id']
   running = running + pending
   backlog = backlog + call('XLEN', key) - pending
 end
--- Raw entries: the lag where the server knows it, else counted. An adopted
--- stream may hold history, so its length says nothing.
-if call('EXISTS', KEYS[2]) == 1 then
-  local info = group_info(KEYS[2])
-  local lag = info.lag
-  if not lag then
-    lag = #call('XRANGE', KEYS[2], '(' .. info['last-delivered-id'], '+', 'COUNT', 1000)
-  end
-  backlog = backlog + lag
-end
+backlog = backlog + raw_entries()
 -- A ready lane's score is never later than its first task: look at the lanes
 -- from the earliest on, until no further one can hold an older task.
 local oldest, lanes = '', {}
@@ -51,7 +27,7 @@ for _, lane in ipairs(lanes) do
   end
   local entry = places().first_unread(P .. 'lane:' .. lane[1], read_up_to[lane[1]] or '0-0')
   local token = entry and call('HGET', LIVE, entry[2][1])
-  local since = token and cmsgpack.unpack(token)[3]
+  local since = token and cjson.decode(token)[3]
   if since and (oldest == '' or since < oldest) then
     oldest = since
   end

@@ -17,7 +17,7 @@ if not entry then
   return { 'unknown' }
 end
 for i = 1, #entry[2], 2 do
-  if entry[2][i] == 'token' and cmsgpack.unpack(entry[2][i + 1])[2] ~= tonumber(ARGV[4]) then
+  if entry[2][i] == 'token' and cjson.decode(entry[2][i + 1])[2] ~= tonumber(ARGV[4]) then
     return { 'unknown' }
   end
 end

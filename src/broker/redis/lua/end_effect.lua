@@ -8,7 +8,7 @@
 --
 -- The lease may be lost: what happened, happened. So the token only says whose
 -- attempt this is. The record is described in begin_effect.
-local t = cmsgpack.unpack(ARGV[4])
+local t = cjson.decode(ARGV[4])
 local key = P .. 'effect:' .. t[13] .. '\0' .. ARGV[5]
 local kept = call('GET', key)
 local e = kept and cmsgpack.unpack(kept)

@@ -21,7 +21,7 @@ end
 -- The traits of tasks, by how they came; or nil, what is wrong, and a detail.
 local traits_seen, lanes_checked, lanes_room = {}, {}, nil
 local function read_traits(words, payload)
-  local kind, priority, word, key, tenant, trace, limit, hash = unpack(unpack_token(words))
+  local kind, priority, word, key, tenant, trace, limit, hash = unpack(cmsgpack.unpack(words))
   priority = priority == -1 and default or priority
   if priority < priority_min or priority > priority_max then
     return nil, 'priority', priority_min .. ' to ' .. priority_max

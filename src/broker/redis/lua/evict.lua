@@ -1,9 +1,12 @@
--- A worker is gone: its tasks come back, and it leaves the registry.
+-- A worker is gone: its tasks come back, and it leaves the registry. One that may be running all the same gets no more.
 --
--- ARGV[3] worker  ARGV[4] reason  ARGV[5] 'crash' if it counts as one
+-- ARGV[3] worker  ARGV[4] reason  ARGV[5] 'crash' if it counts as one  ARGV[6] what is known of its end, or ''
 -- RETURNS {{requeued ids}, {dead ids}, 1 if there may be more}
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
-local requeued, dead, more = evict(ARGV[3], ARGV[4], ARGV[5] == 'crash', 20)
+if ARGV[4] == 'pod_force_deleted' then
+  fence(ARGV[3]) -- it may go on running
+end
+local requeued, dead, more = evict(ARGV[3], ARGV[4], ARGV[5] == 'crash', 20, ARGV[6])
 if not more then
   forget(ARGV[3])
 end

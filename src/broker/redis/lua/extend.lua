@@ -17,7 +17,7 @@ for i = 1, n do
 end
 local tokens = n > 0 and call('HMGET', LIVE, unpack(ids)) or {}
 for i = 1, n do
-  local t = tokens[i] == ARGV[4 + i * 2] and cmsgpack.unpack(tokens[i])
+  local t = tokens[i] == ARGV[4 + i * 2] and cjson.decode(tokens[i])
   if t and t[4] == worker then
     local key = P .. 'lane:' .. lane_of(t)
     renew[key] = renew[key] or {}

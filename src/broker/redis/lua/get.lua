@@ -13,7 +13,7 @@ if not token and not finished then
   token, finished = call('HGET', LIVE, id), call('HGET', P .. 'done', id)
 end
 if token then
-  local t = cmsgpack.unpack(token)
+  local t = cjson.decode(token)
   local payload, meta, due = '', '', ''
   if t[5] ~= '' then
     local entry = call('XRANGE', P .. 'lane:' .. lane_of(t), t[5], t[5])[1]

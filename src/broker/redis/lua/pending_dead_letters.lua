@@ -8,7 +8,7 @@ for _, id in ipairs(call('ZRANGE', P .. 'dlq_pending', 0, tonumber(ARGV[3]) - 1)
   if token then
     body = body and cmsgpack.unpack(body) or { 'null', '' }
     local x = call('HMGET', P .. 'x:' .. id, 'error', 'code', 'history')
-    out[#out + 1] = { id, token, body[1], body[2], x[1] or '', x[2] or '', x[3] or cmsgpack.pack({}) }
+    out[#out + 1] = { id, token, body[1], body[2], x[1] or '', x[2] or '', x[3] or '[]' }
   end
 end
 return out

@@ -1,7 +1,8 @@
 -- Makes the queue if it is not there, and writes its policy.
 --
 -- KEYS as in every script. This one runs before there is a policy.
--- ARGV[3] owner  ARGV[4] 'force' to take over, or '=' and the spec that must still be in force
+-- ARGV[3] owner  ARGV[4] 'force' to take over, or '<' and the owner to take over from, or '=' and the spec that must
+-- still be in force
 -- then policy fields and values
 -- RETURNS {'ok'} or {'owned', owner} or {'version', version} or {'type', key that is no stream}
 --   or {'changed'} (the spec in force is another one)
@@ -13,43 +14,46 @@ local version, owner = unpack(call('HMGET', P .. 'meta', 'version', 'owner'))
 if version and math.abs(tonumber(version) - 1) > 1 then
   return { 'version', version }
 end
-if owner and owner ~= ARGV[3] and ARGV[4] ~= 'force' then
+-- Who may not have what somebody else has.
+local function is_taken(holder)
+  return holder and holder ~= ARGV[3] and ARGV[4] ~= 'force' and ARGV[4] ~= '<' .. holder
+end
+if is_taken(owner) then
   return { 'owned', owner }
 end
 if string.sub(ARGV[4], 1, 1) == '=' and call('HGET', KEYS[1], 'spec') ~= string.sub(ARGV[4], 2) then
   return { 'changed' }
 end
+-- Two queues may adopt one stream, so each adopted stream has its own record of who has it.
+local adopted = {}
 for i = 2, 4 do
   local kind = call('TYPE', KEYS[i]).ok
   if kind ~= 'none' and kind ~= 'stream' then
     return { 'type', KEYS[i] }
+  end
+  if string.sub(KEYS[i], 1, #P) ~= P then
+    local record = 'windlass:adopted:' .. KEYS[i]
+    local holder = call('GET', record)
+    if is_taken(holder) then
+      return { 'owned', holder }
+    end
+    adopted[#adopted + 1] = record
   end
 end
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
 -- With the names, so that whoever knows the queue alone finds what it adopted.
 call('HSET', P .. 'meta', 'version', version or 1, 'owner', ARGV[3], 'task', KEYS[2], 'result', KEYS[3], 'dlq', KEYS[4],
   'group', group)
+call('HDEL', P .. 'meta', 'deleting')
+for _, record in ipairs(adopted) do
+  call('SET', record, ARGV[3])
+end
 
 -- Where the group of workers on the task stream has got to is kept, so that a
 -- group that is lost starts there again and not at the beginning of history.
-local function group_position(key, name)
-  local groups = redis.pcall('XINFO', 'GROUPS', key)
-  if not groups.err then
-    for _, info in ipairs(groups) do
-      local c = {}
-      for i = 1, #info, 2 do
-        c[info[i]] = info[i + 1]
-      end
-      if c.name == name then
-        return c['last-delivered-id']
-      end
-    end
-  end
-  return nil
-end
-local position = group_position(KEYS[2], group)
+local position = group_info(KEYS[2], group)
 if position then
-  call('HSET', P .. 'meta', 'task_floor', position)
+  call('HSET', P .. 'meta', 'task_floor', position['last-delivered-id'])
 elseif not call('HGET', P .. 'meta', 'task_floor') and not call('HGET', P .. 'stats', 'task_floor') then
   call('XGROUP', 'CREATE', KEYS[2], group, '0', 'MKSTREAM')
 end -- a group that was there and is gone is made by the next claim, which knows where it stood

@@ -55,12 +55,12 @@ local function take_back(key, entries)
     if entry and entry[2] then
       local id = entry[2][1]
       local token = call('HGET', LIVE, id)
-      local t = token and cmsgpack.unpack(token)
+      local t = token and cjson.decode(token)
       if not t or t[1] ~= 'R' or t[5] ~= entry[1] then
         if t and t[5] == entry[1] then
           -- A stranger read a task that waits: it goes into its lane again.
           t[5] = push(lane_of(t), t[10], t[11], id, entry[2][2], entry[2][4] or '')
-          call('HSET', LIVE, id, cmsgpack.pack(t))
+          call('HSET', LIVE, id, cjson.encode(t))
         end
         call('XACK', key, group, entry[1])
         call('XDEL', key, entry[1])

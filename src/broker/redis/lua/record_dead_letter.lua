@@ -15,7 +15,7 @@ if not token then
   count('invalid_transitions', 1)
   return 'invalid'
 end
-local t = cmsgpack.unpack(token)
+local t = cjson.decode(token)
 if t[1] ~= 'P' or t[2] ~= epoch then
   count('invalid_transitions', 1)
   return 'invalid'
@@ -27,7 +27,7 @@ local dlq_id = id .. '#' .. t[2]
 local err, code = x[1] or '', x[2] or ''
 local message = call('XADD', KEYS[4], '*', 'task_id', id, 'tool_name', t[10], 'payload', body[1], 'error', err,
   'error_code', code, 'retry_count', t[7], 'failed_at', t[3], 'dlq_id', dlq_id, 'token', token, 'meta', body[2],
-  'history', x[3] or cmsgpack.pack({}), 'recorded_at', now_text)
+  'history', x[3] or '[]', 'recorded_at', now_text)
 call('HSET', P .. 'dead', id, message)
 -- What was decided about an earlier task of this id says nothing about this one.
 call('HDEL', P .. 'reviewed', id)

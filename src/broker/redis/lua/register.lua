@@ -5,6 +5,9 @@
 -- RETURNS {superseded worker or '', {requeued ids}, 1 if it must be called again for the rest}
 local worker, place = ARGV[3], ARGV[4]
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
+if not ordinary and call('ZSCORE', P .. 'fenced', worker) then
+  return redis.error_reply('FENCED')
+end
 local before = place ~= '' and call('HGET', P .. 'places', place)
 local requeued, more = {}, false
 if before and before ~= worker then

@@ -22,7 +22,7 @@ local f = {}
 for i = 1, #entry[2], 2 do
   f[entry[2][i]] = entry[2][i + 1]
 end
-local t = cmsgpack.unpack(f.token)
+local t = cjson.decode(f.token)
 if t[2] ~= tonumber(ARGV[4]) then
   return { 'unknown' }
 end

@@ -114,7 +114,7 @@ end
 
 -- The token of an entry that we wrote.
 local function token_of(f)
-  local ok, t = pcall(cmsgpack.unpack, f.token or '')
+  local ok, t = pcall(cjson.decode, f.token or '')
   return ok and type(t) == 'table' and f.task_id and #t == 15 and t or nil
 end
 

@@ -26,26 +26,25 @@ local result_bytes = head[7]
 -- message, traits (type, priority, key, tenant, …), epoch, retries.
 -- Traits that stand last in one token often stand last in the next as well.
 local last_words, last_traits = '', nil
-local function read_running(token, packed_worker)
-  local epoch, mark = byte(token, 4, 5)
-  if epoch < 128 and mark == 207 and find(token, packed_worker, 14, true) == 14 then
-    local at = 14 + #packed_worker
-    local length = byte(token, at) - 160
-    local created, retries, crashes, releases = byte(token, at + length + 1), byte(token, at + length + 10, at + length + 12)
-    if length < 32 and created == 207 and retries < 128 and crashes < 128 and releases < 128 then
-      local rest = at + length + 13
+local function read_running(token, holder)
+  if byte(token, 7) == 44 and find(token, holder, 21, true) == 21 then
+    local at = 21 + #holder
+    local quote = find(token, '"', at, true)
+    -- Created takes thirteen digits; then come the counters.
+    if find(token, ',0,0,0,', quote + 15, true) == quote + 15 then
+      local rest = quote + 22
       if not last_traits or #token ~= rest + #last_words - 1 or find(token, last_words, rest, true) ~= rest then
         last_words = sub(token, rest)
-        last_traits = unpack_token('\150' .. last_words)
+        last_traits = unpack_token('[' .. last_words)
       end
-      return sub(token, at + 1, at + length), last_traits, epoch, retries
+      return sub(token, at, quote - 1), last_traits, byte(token, 6) - 48, 0
     end
   end
   local t = unpack_token(token)
   return t[5], { t[10], t[11], t[12], t[13], t[14], t[15] }, t[2], t[7]
 end
 
-local answers, acks, seen, entries, packed_worker = {}, {}, {}, {}, packed(ARGV[3])
+local answers, acks, seen, entries, holder = {}, {}, {}, {}, ',' .. pack(ARGV[3]) .. ',"'
 local plan, plan_traits, plan_retries, plan_extras, plan_n = {}, {}, {}, {}, 0
 if n > 0 then
   local ids = {}
@@ -64,7 +63,7 @@ if n > 0 then
       answers[i] = 'B'
     else
       seen[id] = true
-      local message, traits, epoch, retries = read_running(token, packed_worker)
+      local message, traits, epoch, retries = read_running(token, holder)
       local lane = first_lane(traits[1], traits[2])
       if epoch > 1 then
         lane = lane .. '+'
@@ -137,9 +136,23 @@ if succeeded > 0 then
   end
 end
 -- Last of all: had anything before failed, the tasks would still be where they were.
+-- What was read and is done stands in a lane no more. So once these messages are
+-- acknowledged, nothing but them stands before the first pending entry, and a
+-- cut there is the same as an XDEL of each, which has to look for each. Where
+-- nothing is pending, all that was read is done. That holds only if all of them
+-- were pending: a group that was made again has yet to read what is leased.
 for lane, messages in pairs(acks) do
-  call('XACK', P .. 'lane:' .. lane, group, unpack(messages))
-  call('XDEL', P .. 'lane:' .. lane, unpack(messages))
+  local key, gone_n = P .. 'lane:' .. lane, 0
+  local acked = call('XACK', key, group, unpack(messages))
+  if acked == #messages and acked > 3 then
+    local pending = call('XPENDING', key, group, '-', '+', 1)[1]
+    local ms, seq = string.match(messages[#messages], '^(%d+)-(%d+)$')
+    local cut = redis.pcall('XTRIM', key, 'MINID', pending and pending[1] or ms .. '-' .. string.format('%.0f', seq + 1))
+    gone_n = type(cut) == 'number' and cut or 0
+  end
+  if gone_n < #messages then
+    call('XDEL', key, unpack(messages))
+  end
 end
 count('succeeded', succeeded)
 local invalid = 0

@@ -45,7 +45,7 @@ local function check_lane(id, t)
     call('XACK', key, group, t[5])
     call('XDEL', key, t[5])
     t[5] = push(lane, t[10], t[11], id, entry[2][2], entry[2][4] or '')
-    call('HSET', LIVE, id, cmsgpack.pack(t))
+    call('HSET', LIVE, id, cjson.encode(t))
     return
   end
   local indexes = { READY }
@@ -75,7 +75,7 @@ local function check_parked(id, t, set, score_of)
 end
 
 for i = 1, #page[2], 2 do
-  local id, t = page[2][i], cmsgpack.unpack(page[2][i + 1])
+  local id, t = page[2][i], cjson.decode(page[2][i + 1])
   if t[5] ~= '' and t[1] ~= 'P' then
     check_lane(id, t)
   elseif t[1] == 'S' then

@@ -21,12 +21,16 @@ end
 -- Why a class is rung: it has work, or it may have, which is then looked at first.
 local SURE, MAYBE = 1, 2
 
--- Wakes one sleeper of each class that was marked.
+-- Wakes one sleeper of each class that was marked. A ring that nobody heard is
+-- passed over first, so there is never more than one to be heard; the stream is
+-- cut a node at a time, because an exact cut walks over all that was cut before.
 local function ring()
   if mode == 'Running' then
     for class, why in pairs(rings) do
       if why == SURE or call('ZCARD', class == 'all' and READY or READY .. ':' .. class) > 0 then
-        call('XADD', P .. 'wake:' .. class, 'MAXLEN', '1', '*', 'r', '1')
+        local bell = P .. 'wake:' .. class
+        redis.pcall('XGROUP', 'SETID', bell, 'bell', '$')
+        call('XADD', bell, 'MAXLEN', '~', '1', '*', 'r', '1')
       end
     end
   end

@@ -9,6 +9,9 @@
 -- Returns four values a task: id, payload, meta, token.
 local function claim_some(worker, class, types, limit, held)
   local out, behind = {}, false
+  if limit > 0 and not ordinary and call('ZSCORE', P .. 'fenced', worker) then
+    error('FENCED', 0)
+  end
   if limit > 0 and mode ~= 'Closed' then
     -- A full batch of any of them may have left something for this worker behind.
     if call('XLEN', KEYS[2]) > 0 then
@@ -32,7 +35,7 @@ local function claim_some(worker, class, types, limit, held)
 
   local index = class == 'all' and READY or READY .. ':' .. class
   local oldest, wanted, rounds, n = now - deadline, limit, 0, #out
-  local first_start = '\159\161R\1' .. NOW .. packed(worker)
+  local first_start, oldest_text = '["R",1,' .. now_text .. ',' .. pack(worker), string.format('%.0f', oldest)
   local more = limit <= 0 and MAYBE
   while limit > 0 do
     local lane = rounds < 128 and call('ZRANGE', index, 0, 0)[1]
@@ -61,13 +64,13 @@ local function claim_some(worker, class, types, limit, held)
       for i = 1, #entries do
         local id, message, fields, old = ids[i], entries[i][1], entries[i][2], tokens[i]
         local token, step, detail
-        local letter, epoch, mark = byte(old or '', 3, 5)
-        if letter == 81 and epoch == 0 and mark == 207 and byte(old, 14) == 160 and byte(old, 15) == 160 + #message
-          and find(old, message, 16, true) == 16 and byte(old, 16 + #message) == 207
-          and struct.unpack('>I8', old, 17 + #message) >= oldest then
+        local created = 28 + #message
+        if old and find(old, '["Q",0,', 1, true) == 1 and find(old, ',"","', 21, true) == 21
+          and find(old, message, 26, true) == 26 and find(old, ',0,0,0,', created + 13, true) == created + 13
+          and #oldest_text == 13 and sub(old, created, created + 12) >= oldest_text then
           -- Queued, and never claimed before. (find, plain and from there on,
-          -- compares without making a string.)
-          step, token = 'RQ', first_start .. sub(old, 15)
+          -- compares without making a string; times of one length compare as texts.)
+          step, token = 'RQ', first_start .. sub(old, 24)
         else
           local t = old and unpack_token(old)
           if not t or t[5] ~= message then
@@ -109,8 +112,9 @@ local function claim_some(worker, class, types, limit, held)
     end
 
     -- What is left of the lane decides where it stands.
+    -- (The last entry is found at once; the first unread one is looked for.)
     local unread = #entries == asked
-      and (limit > 0 or call('XRANGE', key, '(' .. entries[asked][1], '+', 'COUNT', 1)[1])
+      and (limit > 0 or call('XREVRANGE', key, '+', '(' .. entries[asked][1], 'COUNT', 1)[1])
     if not unread then
       if ordinary then
         call('ZREM', READY, lane)
@@ -121,7 +125,8 @@ local function claim_some(worker, class, types, limit, held)
     elseif limit == 0 then
       if call('ZCARD', READY) > 1 then
         local kind, priority, again = places().parse_lane(lane)
-        places().rescore(lane, kind, score(priority, again, places().ready_since(unread)))
+        local first = places().first_unread(key, entries[asked][1])
+        places().rescore(lane, kind, score(priority, again, places().ready_since(first)))
       end
       more = SURE
     end

@@ -2,14 +2,14 @@
 
 local new_live, new_idem, new_parked, new_delayed = {}, {}, {}, {}
 local live_n = 0
--- A new token is one of these, its message id (of so many bytes), and the tail of its traits.
-local queued_heads, QUEUED = {}, '\159\161Q\0' .. NOW .. '\160'
+-- A new token is this, its message id, and the tail of its traits.
+local QUEUED = '["Q",0,' .. now_text .. ',"","'
 
 -- What tasks may have in common, and so is worked out once.
 local function traits(kind, priority, due, key, tenant, trace, limit)
   return {
     kind = kind, priority = priority, lane = first_lane(kind, priority), due = due, key = key,
-    tenant = tenant, tail = NOW .. '\0\0\0' .. sub(pack({ kind, priority, key, tenant, trace, limit }), 2),
+    tenant = tenant, tail = '",' .. now_text .. ',0,0,0,' .. sub(pack({ kind, priority, key, tenant, trace, limit }), 2),
   }
 end
 
@@ -18,21 +18,15 @@ local function create(id, payload, meta, t)
   local token, letter
   if t.due > now then
     letter = 'S'
-    token = '\159\161S\0' .. NOW .. '\160\160' .. t.tail
+    token = '["S",0,' .. now_text .. ',"","' .. t.tail
     new_parked[#new_parked + 1] = id
-    new_parked[#new_parked + 1] = pack({ payload, meta })
+    new_parked[#new_parked + 1] = cmsgpack.pack({ payload, meta })
     new_delayed[#new_delayed + 1] = t.due
     new_delayed[#new_delayed + 1] = id
     emit('S-', id, token)
   else
     letter = 'Q'
-    local message = push(t.lane, t.kind, t.priority, id, payload, meta)
-    local start = queued_heads[#message]
-    if not start then
-      start = QUEUED .. char(160 + #message)
-      queued_heads[#message] = start
-    end
-    token = start .. message .. t.tail
+    token = QUEUED .. push(t.lane, t.kind, t.priority, id, payload, meta) .. t.tail
     emit('Q-', id, token)
   end
   new_live[live_n + 1], new_live[live_n + 2] = id, token

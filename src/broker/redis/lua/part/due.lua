@@ -8,14 +8,14 @@ local function promote_due(name, limit)
   local sets = {}
   for i, id in ipairs(ids) do
     if tokens[i] and bodies[i] then
-      local t, body = cmsgpack.unpack(tokens[i]), cmsgpack.unpack(bodies[i])
+      local t, body = cjson.decode(tokens[i]), cmsgpack.unpack(bodies[i])
       local from = t[1]
       if from == 'S' then
         t[1] = 'Q'
       end
       t[3] = now
       t[5] = push(lane_of(t), t[10], t[11], id, body[1], body[2])
-      local token = cmsgpack.pack(t)
+      local token = cjson.encode(t)
       sets[#sets + 1], sets[#sets + 2] = id, token
       if from == 'S' then
         emit('QS', id, token)

@@ -2,8 +2,8 @@
 local SIGNS = { pod_gone = 'PodGone', pod_force_deleted = 'PodGone', superseded = 'PodGone', worker_lost = 'WorkerLost' }
 
 -- Takes all tasks back from one worker, up to `limit`; returns the ids that
--- run again, those that died, and whether there may be more.
-local function evict(worker, reason, crash, limit)
+-- run again, those that died, and whether there may be more. `words` say more of its end.
+local function evict(worker, reason, crash, limit, words)
   local requeued, dead = {}, {}
   if SIGNS[reason] and not string.find(call('HGET', KEYS[1], 'reclaim_on'), SIGNS[reason], 1, true) then
     return requeued, dead, false -- the visibility timeout brings them back
@@ -21,9 +21,9 @@ local function evict(worker, reason, crash, limit)
         local entry = call('XRANGE', key, row[1], row[1])[1]
         local id = entry and entry[2][1]
         local token = id and call('HGET', LIVE, id)
-        local t = token and cmsgpack.unpack(token)
+        local t = token and cjson.decode(token)
         if t and t[1] == 'R' and t[5] == row[1] and t[4] == worker then
-          if moves().lose(id, t, key, entry, reason, crash) == 'P' then
+          if moves().lose(id, t, key, entry, reason, crash, words) == 'P' then
             dead[#dead + 1] = id
           else
             requeued[#requeued + 1] = id
@@ -35,6 +35,14 @@ local function evict(worker, reason, crash, limit)
     end
   end
   return requeued, dead, false
+end
+
+-- Keeps a worker from new tasks, should it go on running: for an hour, in which its process ends.
+local function fence(worker)
+  local limit = 3600000
+  call('ZADD', P .. 'fenced', now, worker)
+  call('ZREMRANGEBYSCORE', P .. 'fenced', '-inf', now - limit)
+  call('PEXPIRE', P .. 'fenced', limit)
 end
 
 -- Out of the registry, and out of every group in which it holds nothing.

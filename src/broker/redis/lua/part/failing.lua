@@ -40,7 +40,7 @@ end
 
 -- Anything but a success; returns the answer's letter and, for a retry, when it is due.
 local function fail(id, token, outcome, body, meta, special, entry)
-  local t, option = unpack_token(token), unpack_token(special)
+  local t, option = unpack_token(token), cmsgpack.unpack(special)
   local code, dice, wait = option[1], option[2], option[3]
   local payload, dead, due = entry and entry[2][2], false, now
   if not payload then

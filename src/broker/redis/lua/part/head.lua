@@ -10,11 +10,11 @@
 --
 -- The same question tells whether anything out of the ordinary is there:
 -- delayed tasks, retries, classes of workers, raw duplicates, reports of
--- progress. Most calls are spared the look at each.
+-- progress, workers that are fenced off. Most calls are spared the look at each.
 local call, ARGV, KEYS, unpack = redis.call, ARGV, KEYS, unpack
 local P = string.sub(KEYS[1], 1, -7)
 local ordinary = call('EXISTS', KEYS[1], KEYS[1] .. ':none', P .. 'delayed', P .. 'retrying', P .. 'classes',
-  P .. 'aliases', P .. 'progress') == 1
+  P .. 'aliases', P .. 'progress', P .. 'fenced') == 1
 -- What most scripts need of the policy stands packed in one field.
 local facts = call('HMGET', KEYS[1], 'version', 'hot')
 local version = facts[1]

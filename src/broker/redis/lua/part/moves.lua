@@ -37,7 +37,7 @@ local function die(id, t, payload, meta, outcome, code, err)
   remember(id, t, outcome, code, err)
   t[1], t[3], t[5], t[4] = 'P', now, '', outcome
   local token = pack(t)
-  call('HSET', PARKED, id, pack({ payload, meta }))
+  call('HSET', PARKED, id, cmsgpack.pack({ payload, meta }))
   call('ZADD', P .. 'dlq_pending', now, id)
   call('HSET', LIVE, id, token)
   emit('P' .. from, id, token, code, worker)
@@ -53,7 +53,7 @@ local function run_again(id, t, payload, meta, reason, due)
     t[5] = push(lane_of(t), t[10], t[11], id, payload, meta)
   else
     t[5] = ''
-    call('HSET', PARKED, id, pack({ payload, meta }))
+    call('HSET', PARKED, id, cmsgpack.pack({ payload, meta }))
     call('ZADD', P .. 'retrying', due, id)
     if call('ZRANK', P .. 'retrying', id) == 0 then
       redis.pcall('PUBLISH', 'windlass:notices', P .. 'due')
@@ -65,8 +65,9 @@ local function run_again(id, t, payload, meta, reason, due)
 end
 
 -- Takes a running task from its worker; `entry` is its message, still pending.
-local function take_from(id, t, entry, reason, crash)
+local function take_from(id, t, entry, reason, crash, words)
   local worker = t[4]
+  local told = words and words ~= '' and reason .. ' (' .. words .. ')' or reason
   local fields = entry[2]
   local payload, meta = fields[2], fields[4] or ''
   if reason == 'released' then
@@ -78,12 +79,12 @@ local function take_from(id, t, entry, reason, crash)
   elseif crash then
     t[8] = t[8] + 1
     if t[8] > tonumber(call('HGET', KEYS[1], 'max_crashes')) then
-      die(id, t, payload, meta, reason, 'worker_lost', 'lost its worker ' .. t[8] .. ' times, last by ' .. reason)
+      die(id, t, payload, meta, reason, 'worker_lost', 'lost its worker ' .. t[8] .. ' times, last by ' .. told)
       return 'P'
     end
   end
-  remember(id, t, reason, reason, 'was taken from its worker: ' .. reason)
-  call('HSET', P .. 'x:' .. id, 'from', worker, 'message', entry[1])
+  remember(id, t, reason, reason, 'was taken from its worker: ' .. told)
+  call('HSET', P .. 'x:' .. id, 'from', worker, 'message', entry[1], 'words', words or '')
   run_again(id, t, payload, meta, reason, now)
   count('reclaimed', 1)
   return 'T'
@@ -91,8 +92,8 @@ end
 
 -- A worker lost a task. Its old entry goes last: had anything before failed,
 -- it would still be there.
-local function lose(id, t, key, entry, reason, crash)
-  local letter = take_from(id, t, entry, reason, crash)
+local function lose(id, t, key, entry, reason, crash, words)
+  local letter = take_from(id, t, entry, reason, crash, words)
   call('XACK', key, group, entry[1])
   call('XDEL', key, entry[1])
   return letter
@@ -116,7 +117,7 @@ local function answer_aliases(id, message)
   if aliases then
     call('HDEL', P .. 'aliases', id)
     local fields = call('XRANGE', KEYS[3], message, message)[1][2]
-    for _, alias in ipairs(unpack_token(aliases)) do
+    for _, alias in ipairs(cmsgpack.unpack(aliases)) do
       fields[2] = alias
       call('XADD', KEYS[3], '*', 'duplicate_of', id, unpack(fields))
     end
@@ -163,8 +164,12 @@ local function reclaimed_detail(id, t)
   if reason == 'failure' or reason == 'released' or reason == 'rate_limited' then
     return nil
   end
-  local row = call('HMGET', P .. 'x:' .. id, 'from', 'message')
-  return cjson.encode({ reason = reason, from = row[1] or '', message = row[2] or '' })
+  local row = call('HMGET', P .. 'x:' .. id, 'from', 'message', 'words')
+  local detail = { reason = reason, from = row[1] or '', message = row[2] or '' }
+  if row[3] and row[3] ~= '' then
+    detail.words = row[3]
+  end
+  return cjson.encode(detail)
 end
 
 return {

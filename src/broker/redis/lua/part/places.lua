@@ -43,7 +43,7 @@ end
 -- Since when the task of an entry is ready.
 local function ready_since(entry)
   local token = call('HGET', LIVE, entry[2][1])
-  return token and cmsgpack.unpack(token)[3] or now
+  return token and cjson.decode(token)[3] or now
 end
 
 -- Makes a class of workers known: lanes that it can do are in its index from now on.

@@ -1,0 +1,284 @@
+//! Who leads: one of several operators, by a Lease.
+//!
+//! A holder renews the Lease; who wants it takes it when it was released, or
+//! when it has not changed for as long as it is good, by one's own clock alone:
+//! clocks of other machines are never compared. A holder that cannot renew stops
+//! well before anybody else may take the Lease, so two never lead at once.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::{Api, PostParams};
+use kube::{Client, ResourceExt};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::apply::FIELD_MANAGER;
+use super::error::{OperatorError, code_of};
+use super::options::LeaseName;
+
+/// For how long a Lease is good that nobody renews.
+const GOOD_FOR: Duration = Duration::from_secs(15);
+/// A holder that could not renew for so long stops. Well before the Lease may be taken.
+const STOP_AFTER: Duration = Duration::from_secs(10);
+/// Between two renewals.
+const RENEW_EVERY: Duration = Duration::from_secs(3);
+/// Between two looks of who waits. A Lease that was released is taken after at most one of them.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// What one call to the API server may take.
+const CALL: Duration = Duration::from_secs(4);
+
+/// One process's part in the election.
+pub(super) struct Election {
+    api: Api<Lease>,
+    name: String,
+    me: String,
+    /// Who holds the Lease, and since when it has not changed, by our clock.
+    observed: Option<(Holding, Instant)>,
+}
+
+/// What of a Lease changes with every renewal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Holding {
+    holder: String,
+    renewed: Option<Timestamp>,
+    transitions: i32,
+}
+
+impl Holding {
+    fn of(lease: &Lease) -> Self {
+        let spec = lease.spec.clone().unwrap_or_default();
+        Self {
+            holder: spec.holder_identity.unwrap_or_default(),
+            renewed: spec.renew_time.map(|time| time.0),
+            transitions: spec.lease_transitions.unwrap_or_default(),
+        }
+    }
+}
+
+/// Until when this process may act as the leader.
+#[derive(Clone)]
+pub(super) struct Mandate(Arc<Mutex<Instant>>);
+
+impl Mandate {
+    fn until(time: Instant) -> Self {
+        Self(Arc::new(Mutex::new(time)))
+    }
+
+    fn extend(&self, until: Instant) {
+        *self.0.lock().expect("invariant: no panic while held") = until;
+    }
+
+    /// Whether it still holds. A process that was stopped for a while finds out here before anybody tells it.
+    pub(super) fn holds(&self) -> bool {
+        Instant::now() < *self.0.lock().expect("invariant: no panic while held")
+    }
+}
+
+/// A Lease that this process holds.
+pub(super) struct Held {
+    lease: Lease,
+    pub(super) mandate: Mandate,
+    renewed: Instant,
+}
+
+impl Election {
+    pub(super) fn new(client: Client, lease: &LeaseName, me: &str) -> Self {
+        let api = Api::namespaced(client, &lease.namespace);
+        Self { api, name: lease.name.clone(), me: me.to_owned(), observed: None }
+    }
+
+    /// Waits until this process holds the Lease. `beat` is called with each look: with what went wrong, if anything.
+    pub(super) async fn acquire(&mut self, mut beat: impl FnMut(Option<&OperatorError>)) -> Held {
+        loop {
+            let began = Instant::now();
+            match self.try_acquire(began).await {
+                Ok(Some(held)) => {
+                    beat(None);
+                    return held;
+                }
+                Ok(None) => beat(None),
+                Err(error) => beat(Some(&error)),
+            }
+            tokio::time::sleep(LOOK_EVERY.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+        }
+    }
+
+    /// Renews the Lease until it is lost, or until somebody else ends it.
+    pub(super) async fn keep(&self, held: &mut Held, mut beat: impl FnMut()) -> OperatorError {
+        loop {
+            tokio::time::sleep(RENEW_EVERY).await;
+            loop {
+                beat();
+                let began = Instant::now();
+                match self.renew(held).await {
+                    Ok(()) => {
+                        held.renewed = began;
+                        held.mandate.extend(began + STOP_AFTER);
+                        break;
+                    }
+                    Err(error) if matches!(error, OperatorError::LeaseLost(_)) => return error,
+                    Err(error) => tracing::warn!(%error, "the Lease could not be renewed"),
+                }
+                if held.renewed.elapsed() + Duration::from_secs(1) >= STOP_AFTER {
+                    return OperatorError::LeaseLost("it could not be renewed in time".to_owned());
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+
+    /// Gives the Lease back, so that somebody else can take it at once.
+    pub(super) async fn release(&self, held: Held) -> Result<(), OperatorError> {
+        let mut lease = held.lease;
+        if let Some(spec) = &mut lease.spec {
+            (spec.holder_identity, spec.renew_time) = (None, Some(MicroTime(Timestamp::now())));
+        }
+        self.replace(&lease, "release the Lease").await.map(drop)
+    }
+
+    async fn try_acquire(&mut self, now: Instant) -> Result<Option<Held>, OperatorError> {
+        let found = bounded(self.api.get_opt(&self.name), "give us the Lease").await?;
+        let Some(lease) = found else {
+            let fresh = Lease {
+                metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
+                spec: Some(self.spec(0, None)),
+            };
+            let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+            return match bounded(self.api.create(&params, &fresh), "make the Lease").await {
+                Err(error) if is_conflict(&error) => Ok(None),
+                made => Ok(Some(Held::new(made?, now))),
+            };
+        };
+        if !self.is_free(Holding::of(&lease), now) {
+            return Ok(None);
+        }
+        let mut wanted = lease;
+        let transitions = wanted.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or_default();
+        wanted.spec = Some(self.spec(transitions.saturating_add(1), None));
+        match self.replace(&wanted, "take the Lease").await {
+            Err(error) if is_conflict(&error) => Ok(None),
+            taken => Ok(Some(Held::new(taken?, now))),
+        }
+    }
+
+    /// Whether a Lease may be taken: released, our own, or unchanged for too long.
+    fn is_free(&mut self, now_is: Holding, now: Instant) -> bool {
+        let free = now_is.holder.is_empty() || now_is.holder == self.me;
+        match &self.observed {
+            Some((was, since)) if *was == now_is => free || now.duration_since(*since) >= GOOD_FOR,
+            _ => {
+                self.observed = Some((now_is, now));
+                free
+            }
+        }
+    }
+
+    async fn renew(&self, held: &mut Held) -> Result<(), OperatorError> {
+        let mut wanted = held.lease.clone();
+        let spec = wanted.spec.clone().unwrap_or_default();
+        wanted.spec = Some(self.spec(spec.lease_transitions.unwrap_or_default(), spec.acquire_time));
+        match self.replace(&wanted, "renew the Lease").await {
+            Ok(renewed) => {
+                held.lease = renewed;
+                Ok(())
+            }
+            Err(error) if is_conflict(&error) || error.is_gone() => self.look_again(held).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Somebody changed the Lease. If it is ours all the same, an answer was lost or a label was added.
+    async fn look_again(&self, held: &mut Held) -> Result<(), OperatorError> {
+        let found = bounded(self.api.get_opt(&self.name), "give us the Lease").await?;
+        let found = found.ok_or_else(|| OperatorError::LeaseLost("somebody deleted it".to_owned()))?;
+        let holder = Holding::of(&found).holder;
+        if holder != self.me {
+            return Err(OperatorError::LeaseLost(format!("{holder:?} has it")));
+        }
+        held.lease = found;
+        Err(OperatorError::LeaseChanged)
+    }
+
+    async fn replace(&self, lease: &Lease, action: &'static str) -> Result<Lease, OperatorError> {
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        bounded(self.api.replace(&lease.name_any(), &params, lease), action).await
+    }
+
+    fn spec(&self, transitions: i32, acquired: Option<MicroTime>) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
+        LeaseSpec {
+            holder_identity: Some(self.me.clone()),
+            lease_duration_seconds: Some(GOOD_FOR.as_secs() as i32),
+            acquire_time: Some(acquired.unwrap_or_else(|| now.clone())),
+            renew_time: Some(now),
+            lease_transitions: Some(transitions),
+            ..LeaseSpec::default()
+        }
+    }
+}
+
+impl Held {
+    fn new(lease: Lease, began: Instant) -> Self {
+        Self { lease, mandate: Mandate::until(began + STOP_AFTER), renewed: began }
+    }
+}
+
+/// Ends a term when its Lease is lost, and never later than its mandate.
+pub(super) async fn guard(mandate: Mandate, term: CancellationToken) {
+    while mandate.holds() {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    term.cancel();
+}
+
+fn is_conflict(error: &OperatorError) -> bool {
+    matches!(error, OperatorError::Api { source, .. } if code_of(source) == Some(409))
+}
+
+async fn bounded<T>(
+    call: impl Future<Output = Result<T, kube::Error>>,
+    action: &'static str,
+) -> Result<T, OperatorError> {
+    match tokio::time::timeout(CALL, call).await {
+        Ok(answer) => answer.map_err(OperatorError::api(action)),
+        Err(_) => Err(OperatorError::NoAnswer { action, after: CALL }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holding(holder: &str, renewed: i64) -> Holding {
+        let renewed = Some(Timestamp::from_second(renewed).expect("a time"));
+        Holding { holder: holder.into(), renewed, transitions: 1 }
+    }
+
+    fn election() -> Election {
+        let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().expect("a URL")));
+        let name = LeaseName { namespace: "windlass".into(), name: "windlass".into() };
+        Election::new(client.expect("a client"), &name, "me")
+    }
+
+    #[tokio::test]
+    async fn a_lease_is_taken_when_it_is_released_or_unchanged_for_as_long_as_it_is_good() {
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let (mut election, start) = (election(), Instant::now());
+        assert!(!election.is_free(holding("other", 1), start), "the first look says nothing");
+        assert!(!election.is_free(holding("other", 1), start + GOOD_FOR - Duration::from_millis(1)));
+        assert!(election.is_free(holding("other", 1), start + GOOD_FOR));
+        assert!(!election.is_free(holding("other", 2), start + GOOD_FOR), "it was renewed");
+        assert!(!election.is_free(holding("other", 2), start + GOOD_FOR * 2 - Duration::from_millis(1)));
+        assert!(election.is_free(holding("", 3), start + GOOD_FOR), "it was released");
+        assert!(election.is_free(holding("me", 4), start + GOOD_FOR), "it is ours");
+    }
+
+    #[test]
+    fn a_holder_stops_before_anybody_else_may_begin() {
+        assert!(STOP_AFTER + CALL < GOOD_FOR);
+    }
+}

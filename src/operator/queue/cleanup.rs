@@ -1,0 +1,164 @@
+//! The end of a TaskQueue: what becomes of its data, and when its object may go.
+//!
+//! Only `Delete` and `DeleteIfEmpty` hold an object back, with a finalizer, and
+//! only for a bounded time: a Redis that is gone must not keep a namespace from
+//! going. What could not be removed is left where it is, and an Event says so.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::controller::Action;
+use kube::{Resource, ResourceExt};
+
+use super::observe;
+use super::plan::Obstacle;
+use super::status;
+use crate::broker::redis::{Removal, Removed};
+use crate::broker::{BrokerError, Owner};
+use crate::crd::{DeletionPolicy, TaskQueue};
+use crate::operator::apply::FIELD_MANAGER;
+use crate::operator::context::Context;
+use crate::operator::error::OperatorError;
+use crate::operator::events::Weight;
+use crate::operator::reasons::Reason;
+use crate::protocol::names::QueueName;
+
+/// Holds an object until its data is removed.
+pub const FINALIZER: &str = "windlass.dev/queue-data";
+/// For how long after its deletion an object waits for a Redis that cannot be used.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long until the next attempt.
+const AGAIN: Duration = Duration::from_secs(2);
+/// The most steps of a removal before other queues have their turn.
+const STEPS: usize = 500;
+
+/// What came of an attempt to remove a queue's data.
+enum Attempt {
+    Removed,
+    /// More is to do.
+    Unfinished,
+    /// It stays, for this reason.
+    Stays(String),
+    /// It could not be tried.
+    Failed(String),
+}
+
+/// Gives the object the finalizer if its policy needs one, and takes it away if not.
+/// Whether it was changed: then the watch brings the object again.
+pub(super) async fn sync_finalizer(context: &Context, queue: &TaskQueue) -> Result<bool, OperatorError> {
+    let wanted = queue.spec.deletion_policy != DeletionPolicy::Retain;
+    if queue.finalizers().iter().any(|known| known == FINALIZER) == wanted {
+        return Ok(false);
+    }
+    set_finalizer(context, queue, wanted).await?;
+    Ok(true)
+}
+
+async fn set_finalizer(context: &Context, queue: &TaskQueue, wanted: bool) -> Result<(), OperatorError> {
+    let others = queue.finalizers().iter().filter(|known| *known != FINALIZER).map(String::as_str);
+    let all: Vec<&str> = others.chain(wanted.then_some(FINALIZER)).collect();
+    // The whole list is written, so the version guards what others put into it meanwhile.
+    let patch = serde_json::json!({
+        "metadata": { "resourceVersion": queue.resource_version(), "uid": queue.uid(), "finalizers": all },
+    });
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let api = context.api::<TaskQueue>(&queue.namespace().unwrap_or_default());
+    match api.patch(&queue.name_any(), &params, &Patch::Merge(patch)).await {
+        Err(error) if !wanted && crate::operator::error::code_of(&error) == Some(404) => Ok(()),
+        answer => answer.map(drop).map_err(OperatorError::api("change the finalizers")),
+    }
+}
+
+/// Removes the data of a queue whose object is being deleted, and lets the object go.
+pub(super) async fn clean_up(context: &Context, queue: &TaskQueue, name: &QueueName) -> Result<Action, OperatorError> {
+    if let Some(known) = context.directory.remove(name) {
+        context.loops.remove(&known).await;
+    }
+    if !queue.finalizers().iter().any(|known| known == FINALIZER) {
+        return Ok(Action::await_change());
+    }
+    let removal = match queue.spec.deletion_policy {
+        DeletionPolicy::Retain => return let_go(context, queue, None).await,
+        DeletionPolicy::Delete => Removal::WithTasks,
+        DeletionPolicy::DeleteIfEmpty => Removal::IfEmpty,
+    };
+    match attempt(context, queue, name, removal).await {
+        Attempt::Removed => {
+            let_go(context, queue, Some((Weight::Normal, "DataRemoved", "the queue's data was removed".to_owned())))
+                .await
+        }
+        Attempt::Unfinished => Ok(Action::requeue(Duration::from_millis(20))),
+        Attempt::Stays(why) => let_go(context, queue, Some((Weight::Warning, "DataRetained", why))).await,
+        Attempt::Failed(why) if waited(queue) >= PATIENCE => {
+            let note = format!("the queue's data stays in Redis, because it could not be removed: {why}");
+            let_go(context, queue, Some((Weight::Warning, "DataRetained", note))).await
+        }
+        Attempt::Failed(why) => {
+            let message = format!("its data could not be removed yet: {why}");
+            let status = status::alone(Reason::Deleting, &message, queue.meta().generation, queue.status.as_ref());
+            let api = context.api::<TaskQueue>(name.namespace());
+            context.status.write(&api, queue.meta(), queue.status.as_ref(), &status).await?;
+            Ok(Action::requeue(AGAIN))
+        }
+    }
+}
+
+async fn attempt(context: &Context, queue: &TaskQueue, name: &QueueName, removal: Removal) -> Attempt {
+    let (connection, health) = observe::reach(context, queue, name).await;
+    let connection = match (connection, health) {
+        (Ok(connection), Some(Ok(_))) => connection,
+        (Err(unresolved), _) => return Attempt::Failed(unresolved.to_string()),
+        (_, Some(Err(error))) => return Attempt::Failed(error.to_string()),
+        (Ok(_), None) => return Attempt::Failed("Redis was not asked".to_owned()),
+    };
+    let Ok(keys) = queue.spec.keys(name) else {
+        return Attempt::Stays("its keys cannot be told, because spec.keys is not usable".to_owned());
+    };
+    let broker = match connection.redis.queue(keys) {
+        Ok(broker) => broker,
+        Err(error) => return Attempt::Stays(format!("it was never in this Redis: {error}")),
+    };
+    let owner = Owner::kubernetes(&context.cluster, name, &queue.uid().unwrap_or_default());
+    for _ in 0..STEPS {
+        match broker.remove(&owner.name, removal).await {
+            Ok(Removed::Done) => return Attempt::Removed,
+            Ok(Removed::More) => {}
+            Ok(Removed::Owned { owner }) => {
+                return Attempt::Stays(format!("the keys belong to {owner}, so their data stays"));
+            }
+            Ok(Removed::Busy { live, dead_letters, raw_entries }) => {
+                return Attempt::Stays(format!(
+                    "deletionPolicy is DeleteIfEmpty and the queue is not empty ({live} live tasks, {dead_letters} \
+                     undecided dead letters, {raw_entries} waiting entries): its data stays, and a TaskQueue of the same \
+                     name finds it"
+                ));
+            }
+            Err(error @ BrokerError::Version { .. }) => return Attempt::Stays(error.to_string()),
+            Err(error) => return Attempt::Failed(Obstacle::of(&error).message),
+        }
+    }
+    Attempt::Unfinished
+}
+
+/// How long the object has been waiting to go.
+fn waited(queue: &TaskQueue) -> Duration {
+    let Some(since) = &queue.meta().deletion_timestamp else { return Duration::ZERO };
+    Duration::try_from(Timestamp::now().duration_since(since.0)).unwrap_or_default()
+}
+
+/// Tells what became of the data, and lets the object go.
+async fn let_go(
+    context: &Context,
+    queue: &TaskQueue,
+    told: Option<(Weight, &str, String)>,
+) -> Result<Action, OperatorError> {
+    set_finalizer(context, queue, false).await?;
+    if let Some((weight, reason, note)) = told {
+        context.events.tell(&queue.object_ref(&()), weight, reason, note).await;
+    }
+    let uid = queue.uid().unwrap_or_default();
+    context.status.forget(&uid);
+    context.failures.forget(&uid);
+    Ok(Action::await_change())
+}
