@@ -1,0 +1,125 @@
+//! Alerts and the dashboard use what the operator really exports, and every alert has a section that says what to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::ground::{cluster, objects, of_kind, text};
+use crate::operator_ground::Ground;
+
+/// The rules of the chart's PrometheusRule.
+async fn rules() -> Vec<Value> {
+    let objects = objects(cluster().await, "here", "prometheusRule: {enabled: true}").await;
+    let rule = of_kind(&objects, "PrometheusRule")[0];
+    let groups = rule["spec"]["groups"].as_array().expect("groups");
+    groups.iter().flat_map(|group| group["rules"].as_array().expect("rules").clone()).collect()
+}
+
+/// Every expression of the dashboard, and what its choices are made from.
+fn dashboard() -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(&text("charts/windlass/files/dashboards/windlass.json")).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().cloned().unwrap_or_default());
+    let choices = dashboard["templating"]["list"].as_array().expect("choices");
+    let choices = choices.iter().filter_map(|choice| choice["query"]["query"].as_str().map(str::to_owned));
+    targets.map(|target| target["expr"].as_str().expect("an expression").to_owned()).chain(choices).collect()
+}
+
+/// The metrics that an expression names.
+fn metrics_in(expression: &str) -> BTreeSet<String> {
+    let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with("windlass_")).map(str::to_owned).collect()
+}
+
+/// The names of series by an exposition's descriptors.
+fn series_of(exposition: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for line in exposition.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').expect("a name and a type");
+        let endings: &[&str] = match kind {
+            "counter" => &["_total"],
+            "histogram" => &["_bucket", "_sum", "_count"],
+            _ => &[""],
+        };
+        names.extend(endings.iter().map(|ending| format!("{name}{ending}")));
+    }
+    names
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operator_exports_every_metric_that_alerts_and_the_dashboard_use() {
+    let rules = rules().await;
+    let expressions = rules.iter().map(|rule| rule["expr"].as_str().expect("an expression").to_owned());
+    let used: BTreeSet<String> = expressions.chain(dashboard()).flat_map(|one| metrics_in(&one)).collect();
+    assert!(used.len() > 20, "{used:?}");
+
+    let ground = Ground::new().await;
+    let folder = tempfile::tempdir().expect("a directory");
+    let log = format!("sqlite://{}/events.db", folder.path().display());
+    let operator = ground.operator_with(&[("WINDLASS_EVENT_LOG_URL", &log)]).await;
+    ground.apply("emails", "{}").await;
+    ground.ready("emails").await;
+    let mut exported = BTreeSet::new();
+    let mut see = async |wanted: &dyn Fn(&str) -> bool| {
+        let look = async || {
+            exported.extend(series_of(&operator.page("/metrics").await.1));
+            let missing: Vec<_> = used.iter().filter(|name| wanted(name) && !exported.contains(*name)).collect();
+            if missing.is_empty() { Ok(()) } else { Err(format!("missing: {missing:?}")) }
+        };
+        ground.cluster.wait_for(&ground.namespace, "the metrics to be exported", look).await;
+    };
+    // A counter of errors is there once there was one.
+    let of_errors = |name: &str| name == "windlass_loop_errors_total";
+    see(&|name| !of_errors(name)).await;
+    // Something that will soon be due and cannot be promoted: the loops of an idle queue rest for minutes.
+    let mut enqueue = tokio::process::Command::new(env!("CARGO_BIN_EXE_windlass"));
+    enqueue.args(["task", "enqueue", "--type", "send", "--payload", "1", "--delay", "5s", "--queue"]);
+    enqueue.arg(ground.name("emails").to_string()).args(["--redis-url", &ground.redis.url()]);
+    assert!(enqueue.output().await.expect("it starts").status.success());
+    ground.redis.kill9();
+    see(&of_errors).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_alert_says_what_is_wrong_and_has_a_section_that_says_what_to_do() {
+    let rules = rules().await;
+    let document = text("docs/alerts.md");
+    let sections: BTreeSet<&str> = document.lines().filter_map(|line| line.strip_prefix("### ")).collect();
+    let names: BTreeSet<&str> = rules.iter().map(|rule| rule["alert"].as_str().expect("a name")).collect();
+    assert_eq!(names, sections);
+    assert_eq!(names.len(), rules.len(), "a name is there once");
+    let schema: Value = serde_json::from_str(&text("charts/windlass/values.schema.json")).expect("JSON");
+    let choices = schema.pointer("/properties/prometheusRule/properties/disabled/items/enum").expect("choices");
+    let choices: BTreeSet<&str> = choices.as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    assert_eq!(names, choices, "what can be disabled is what there is");
+    for rule in &rules {
+        let name = rule["alert"].as_str().expect("a name");
+        for annotation in ["summary", "description"] {
+            assert!(
+                rule["annotations"][annotation].as_str().is_some_and(|text| text.len() > 20),
+                "{name}: {annotation}"
+            );
+        }
+        let url = rule["annotations"]["runbook_url"].as_str().expect("a URL");
+        assert!(url.ends_with(&format!("docs/alerts.md#{}", name.to_lowercase())), "{url}");
+        assert!(["warning", "critical"].iter().any(|severity| rule["labels"]["severity"] == *severity), "{name}");
+    }
+}
+
+#[test]
+fn panels_stand_side_by_side_and_each_has_a_description() {
+    let dashboard: Value = serde_json::from_str(&text("charts/windlass/files/dashboards/windlass.json")).expect("JSON");
+    let mut places: BTreeMap<(u64, u64), String> = BTreeMap::new();
+    let mut ids = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().expect("panels") {
+        let title = panel["title"].as_str().expect("a title").to_owned();
+        assert!(ids.insert(panel["id"].as_u64()), "{title}");
+        assert!(panel["type"] == "row" || panel["description"].is_string(), "{title}");
+        let at = |field: &str| panel["gridPos"][field].as_u64().expect("a number");
+        assert!(at("x") + at("w") <= 24, "{title}");
+        for (x, y) in (at("x")..at("x") + at("w")).flat_map(|x| (at("y")..at("y") + at("h")).map(move |y| (x, y))) {
+            let other = places.insert((x, y), title.clone());
+            assert_eq!(other, None, "{title} is on top of another");
+        }
+    }
+}
