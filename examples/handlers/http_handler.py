@@ -11,6 +11,7 @@ Windlass-Outcome (permanent, retry, rate-limited) overrides the status.
 """
 
 import json
+import signal
 import sys
 import urllib.error
 import urllib.request
@@ -76,6 +77,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    # The first process of a container does not end at SIGTERM unless it says so.
+    # Nothing is lost: the worker is told first, and its tasks are over by then.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 8080), Handler)
     print(f"listening on {server.server_port}", flush=True)
     server.serve_forever()

@@ -1,0 +1,49 @@
+//! `helm uninstall`, and what is left.
+
+use std::time::Duration;
+
+use super::scene::{Scene, Watch};
+
+#[tokio::test]
+async fn what_people_made_survives_the_release_workers_go_on_without_it_and_the_next_one_takes_it_up() {
+    let Some(scene) = Scene::enter().await else { return };
+    let place = scene.place().await;
+    let (system, jobs) = (&*place.system, &*place.jobs);
+    scene.install(&place, "").await;
+    let work = scene.work(&place).await;
+    let identities = format!(
+        "kubectl get -n {jobs} taskqueue/work workerpool/workers deployment/workers \
+           crd/taskqueues.windlass.dev crd/workerpools.windlass.dev \
+           -o 'jsonpath={{range .items[*]}}{{.kind}} {{.metadata.name}} {{.metadata.uid}}{{\"\\n\"}}{{end}}'"
+    );
+    let before = scene.types(&identities).await;
+    assert_eq!(before.lines().count(), 5, "{before}");
+
+    let said = scene.types(&format!("helm uninstall windlass -n {system} --wait --timeout 3m")).await;
+    assert!(said.contains("taskqueues.windlass.dev"), "it says what was kept: {said}");
+    scene.types(&format!("kubectl wait -n {system} --for=delete pod --all --timeout=3m")).await;
+    let asked = format!("kubectl get lease -n {system} windlass -o 'jsonpath={{.spec.holderIdentity}}'");
+    eprintln!("after helm uninstall the Lease is held by {:?}", scene.types(&asked).await);
+    assert_eq!(scene.types(&identities).await, before, "all that people made is there");
+
+    // Redis is somebody else's, and workers need nobody to tell them to work.
+    let producing = work.begin(Duration::from_millis(50));
+    work.has_finished(40).await;
+    let produced = producing.stop().await;
+    // A person goes on as well.
+    let queue = "{apiVersion: windlass.dev/v1alpha1, kind: TaskQueue, metadata: {name: meanwhile}, spec: {}}";
+    scene.types(&format!("echo '{queue}' | kubectl apply -n {jobs} -f -")).await;
+
+    let watch = Watch::start();
+    scene.install(&place, "").await;
+    scene
+        .types(&format!(
+            "kubectl wait -n {jobs} --for=condition=Ready taskqueue/meanwhile taskqueue/work workerpool/workers \
+               --timeout=3m"
+        ))
+        .await;
+    watch.read("from the next helm install until all that was there is ready");
+    assert_eq!(scene.types(&identities).await, before, "nothing was made anew");
+    produced.all_done().await;
+    watch.read("from the next helm install until all that had waited for a leader is done");
+}

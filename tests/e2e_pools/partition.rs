@@ -1,0 +1,36 @@
+//! A node that is cut off. On a cluster of its own: the others' pods would not like it.
+
+use serde_json::json;
+
+use super::stage::{Stage, Watch};
+use crate::kubernetes::Kubernetes;
+
+#[tokio::test]
+async fn tasks_on_a_node_that_is_cut_off_come_back_by_the_clock_and_run_once_for_all_that_counts() {
+    if Kubernetes::nodes().await.is_none_or(|shared| !shared.is_ours()) {
+        return;
+    }
+    let cluster = Kubernetes::start_nodes().await;
+    let stage = Stage::on(&cluster).await;
+    let reclaim = json!({"causes": ["VisibilityTimeout", "WorkerLost", "PodGone"], "workerLostAfterSeconds": 15});
+    stage.queue(json!({"visibilityTimeoutSeconds": 30, "heartbeatPeriodSeconds": 5, "reclaim": reclaim})).await;
+    // One pod a node; what is on node2 is lost with it.
+    let spread = json!([{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule",
+                         "labelSelector": {"matchLabels": {"windlass.dev/pool": "p"}}}]);
+    let template = json!({"spec": {"containers": [super::stage::application()], "topologySpreadConstraints": spread}});
+    stage.pool("p", json!({"replicas": 2, "concurrency": 200, "template": template})).await;
+    stage.ready("p", 2).await;
+    stage.enqueue(200, 20.0).await;
+    stage.running(200).await;
+    eprintln!("before: {:?}", stage.held().await);
+    let watch = Watch::start();
+    cluster.cut_off("node2").await;
+    let done = stage.all_done(200).await;
+    watch.read("a node cut off: until all 200 tasks were done");
+    assert!(done.iter().all(|task| task["retryCount"] == 0));
+    let said = stage.said().await;
+    assert!(!said.contains("a dead worker's tasks were taken back"), "a node that is silent proves nothing: {said}");
+    cluster.reconnect("node2").await;
+    let results = stage.redis(&["XLEN", &format!("windlass:{{{}/q}}:result", &*stage.namespace)]).await;
+    assert_eq!(results.trim(), "200", "what the lost node still had to say was refused");
+}

@@ -1,0 +1,305 @@
+//! A namespace in which a Redis and an operator run.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ListParams};
+use kube::{Client, ResourceExt};
+use serde_json::{Value, json};
+
+use crate::kubernetes::{Kubernetes, TestNamespace};
+
+/// An application that sleeps for as long as a task says. It is alive until somebody makes it sick, and
+/// writes what a task tells it to.
+const APPLICATION: &str = r#"
+import http.server, json, os, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.answer(500 if os.path.exists("/tmp/sick") else 200, b"{}")
+    def do_POST(self):
+        task = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        payload = task["payload"]
+        time.sleep(payload.get("sleep", 0))
+        self.answer(200, json.dumps({"pod": os.environ.get("HOSTNAME")}).encode())
+    def answer(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_):
+        pass
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 1024
+    daemon_threads = True
+Server(("0.0.0.0", 8080), Handler).serve_forever()
+"#;
+
+/// What one test stands on.
+pub(super) struct Stage<'a> {
+    pub(super) cluster: &'a Kubernetes,
+    pub(super) namespace: TestNamespace<'a>,
+    pub(super) client: Client,
+}
+
+impl<'a> Stage<'a> {
+    /// Redis and an operator, ready, on the shared cluster; `None` where pods cannot run.
+    pub(super) async fn shared() -> Option<Stage<'static>> {
+        Some(Stage::on(Kubernetes::nodes().await?).await)
+    }
+
+    /// The same on a cluster of the test's own. All that must not be cut off is on node1.
+    pub(super) async fn on(cluster: &'a Kubernetes) -> Stage<'a> {
+        let images = [cluster.redis_image().await, cluster.windlass_image().await, cluster.python_image().await];
+        let client = cluster.client().await;
+        define(cluster, &client).await;
+        let namespace = cluster.namespace().await;
+        let stage = Stage { cluster, namespace, client };
+        stage.apply(&redis(images[0])).await;
+        let chart = stage.chart().await;
+        cluster.apply(&stage.namespace, &chart).await;
+        for name in ["redis", "windlass"] {
+            stage.deployment(name, "to be available", |found| available(found) >= 1).await;
+        }
+        stage
+    }
+
+    /// The chart, with the images of the tests.
+    async fn chart(&self) -> String {
+        let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/windlass");
+        let mut helm = tokio::process::Command::new(self.cluster.program("helm"));
+        helm.args(["template", "windlass", "--skip-tests"]).arg(chart).args(["--namespace", &self.namespace]);
+        for setting in [
+            format!("watchNamespaces={{{}}}", &*self.namespace),
+            "image.registry=".to_owned(),
+            "image.repository=localhost/windlass".to_owned(),
+            "image.tag=test".to_owned(),
+            "redis.url=redis://redis:6379".to_owned(),
+            "nodeSelector.kubernetes\\.io/hostname=node1".to_owned(),
+            "resources.limits=null".to_owned(),
+        ] {
+            helm.args(["--set", &setting]);
+        }
+        let rendered = helm.output().await.expect("helm runs");
+        assert!(rendered.status.success(), "{}", String::from_utf8_lossy(&rendered.stderr));
+        String::from_utf8(rendered.stdout).expect("UTF-8")
+    }
+
+    pub(super) async fn apply(&self, object: &Value) {
+        self.cluster.apply(&self.namespace, &object.to_string()).await;
+    }
+
+    /// A queue with these settings.
+    pub(super) async fn queue(&self, spec: Value) {
+        let queue = json!({"apiVersion": "windlass.dev/v1alpha1", "kind": "TaskQueue", "metadata": {"name": "q"}, "spec": spec});
+        self.apply(&queue).await;
+    }
+
+    /// A pool in front of the application, with these fields besides.
+    pub(super) async fn pool(&self, name: &str, fields: Value) {
+        let mut spec = json!({
+            "queueRef": {"name": "q"},
+            "handler": {"type": "HTTP", "http": {"port": 8080}},
+            "template": {"spec": {"containers": [application()]}},
+        });
+        for (name, value) in fields.as_object().expect("fields") {
+            spec[name] = value.clone();
+        }
+        let pool = json!({"apiVersion": "windlass.dev/v1alpha1", "kind": "WorkerPool", "metadata": {"name": name}, "spec": spec});
+        self.apply(&pool).await;
+    }
+
+    pub(super) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(super) async fn deployment(&self, name: &str, what: &str, like: impl Fn(&Deployment) -> bool) -> Deployment {
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), &self.namespace);
+        let found = self.cluster.wait(&deployments, name, what, |found| found.is_some_and(&like)).await;
+        found.expect("it was waited for")
+    }
+
+    /// Waits until so many pods of a pool are ready.
+    pub(super) async fn ready(&self, pool: &str, number: i32) {
+        let what = format!("to have {number} ready pods");
+        self.deployment(pool, &what, |found| available(found) == number).await;
+    }
+
+    /// The pods of a pool that were not asked to end.
+    pub(super) async fn pods_of(&self, pool: &str) -> Vec<Pod> {
+        let selected = ListParams::default().labels(&format!("windlass.dev/pool={pool}"));
+        let found = self.pods().list(&selected).await.expect("pods are listed").items;
+        found.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect()
+    }
+
+    /// Runs `windlass` where the operator is, and returns what it printed.
+    pub(super) async fn windlass(&self, arguments: &[&str]) -> String {
+        self.try_windlass(arguments).await.unwrap_or_else(|said| panic!("windlass {arguments:?}: {said}"))
+    }
+
+    async fn try_windlass(&self, arguments: &[&str]) -> Result<String, String> {
+        let mut all = vec!["-n", &self.namespace, "exec", "deploy/windlass", "--", "/usr/bin/windlass"];
+        all.extend(arguments);
+        self.cluster.try_kubectl(&all, "").await
+    }
+
+    fn name(&self) -> String {
+        format!("{}/q", &*self.namespace)
+    }
+
+    /// Adds tasks that take so many seconds.
+    pub(super) async fn enqueue(&self, number: usize, seconds: f64) {
+        self.enqueue_payload(number, &json!({"sleep": seconds})).await;
+    }
+
+    pub(super) async fn enqueue_payload(&self, number: usize, payload: &Value) {
+        let (queue, payload, number) = (self.name(), payload.to_string(), number.to_string());
+        self.windlass(&["task", "enqueue", "-q", &queue, "--type", "work", "--payload", &payload, "-n", &number]).await;
+    }
+
+    /// The queue in numbers.
+    pub(super) async fn counts(&self) -> Value {
+        let queue = self.name();
+        match self.try_windlass(&["queue", "get", "-q", &queue, "-o", "json"]).await {
+            Ok(said) => serde_json::from_str(&said).expect("JSON"),
+            Err(said) => json!({"error": said}),
+        }
+    }
+
+    /// Waits for numbers like these.
+    pub(super) async fn until(&self, what: &str, like: impl Fn(&Value) -> bool) -> Value {
+        self.cluster
+            .wait_for(&self.namespace, what, async || {
+                let seen = self.counts().await;
+                if like(&seen) { Ok(seen) } else { Err(seen.to_string()) }
+            })
+            .await
+    }
+
+    /// Waits until so many tasks run at once.
+    pub(super) async fn running(&self, number: u64) {
+        self.until(&format!("{number} running tasks"), |seen| seen["running"] == number).await;
+    }
+
+    /// How many tasks each pod holds, by the name that its workers' ids begin with.
+    pub(super) async fn held(&self) -> BTreeMap<String, usize> {
+        let mut held = BTreeMap::new();
+        for task in self.tasks("running").await {
+            let worker = task["worker"].as_str().unwrap_or_default();
+            let pod = worker.rsplit_once('-').map_or(worker, |(pod, _)| pod);
+            *held.entry(pod.to_owned()).or_default() += 1;
+        }
+        held
+    }
+
+    /// All tasks in a state.
+    pub(super) async fn tasks(&self, state: &str) -> Vec<Value> {
+        let queue = self.name();
+        let said =
+            self.windlass(&["task", "list", "-q", &queue, "--state", state, "--limit", "1000", "-o", "json"]).await;
+        serde_json::from_str(&said).unwrap_or_else(|_| {
+            said.lines().map(|line| serde_json::from_str(line).expect("one object a line")).collect()
+        })
+    }
+
+    /// Waits until all is done, and checks that nothing was lost and that each task has one final result.
+    pub(super) async fn all_done(&self, number: usize) -> Vec<Value> {
+        let wanted = number as u64;
+        self.until("all tasks to be done", |seen| {
+            seen["finished"] == wanted && seen["running"] == 0 && seen["backlog"] == 0 && seen["retrying"] == 0
+        })
+        .await;
+        let done = self.tasks("succeeded").await;
+        assert_eq!(done.len(), number, "every task succeeded");
+        let key = format!("windlass:{{{}}}:result", self.name());
+        let results = self.redis(&["XLEN", &key]).await;
+        assert_eq!(results.trim(), number.to_string(), "one result each");
+        done
+    }
+
+    pub(super) async fn redis(&self, command: &[&str]) -> String {
+        let mut all = vec!["-n", &self.namespace, "exec", "deploy/redis", "--", "/usr/bin/redis-cli"];
+        all.extend(command);
+        self.cluster.kubectl(&all).await
+    }
+
+    /// What the operator logged.
+    pub(super) async fn said(&self) -> String {
+        self.cluster.kubectl(&["-n", &self.namespace, "logs", "deploy/windlass", "--tail=-1"]).await
+    }
+
+    /// Kills the first process of a pod's container, from its node.
+    pub(super) async fn kill9(&self, pod: &Pod, container: &str) {
+        let status = pod.status.as_ref().expect("a status");
+        let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+        let of = |one: &&k8s_openapi::api::core::v1::ContainerStatus| one.name == container;
+        let id = all.into_iter().find(of).and_then(|one| one.container_id.clone()).expect("it runs");
+        let id = id.trim_start_matches("containerd://").to_owned();
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).expect("a node");
+        self.cluster.kill9(&node, &id).await;
+    }
+}
+
+/// A clock that a test reads out.
+pub(super) struct Watch(Instant);
+
+impl Watch {
+    pub(super) fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Prints how long something took.
+    pub(super) fn read(&self, what: &str) -> Duration {
+        let took = self.0.elapsed();
+        eprintln!("measured: {what}: {:.1} s", took.as_secs_f64());
+        took
+    }
+}
+
+/// The application's container.
+pub(super) fn application() -> Value {
+    json!({
+        "name": "app", "image": "localhost/python:test", "args": ["-c", APPLICATION],
+        "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 10},
+    })
+}
+
+/// A Redis that keeps what it has, on the node that is never cut off.
+fn redis(image: &str) -> Value {
+    let pod = json!({
+        "nodeSelector": {"kubernetes.io/hostname": "node1"},
+        "containers": [{"name": "redis", "image": image, "args": ["--appendonly", "yes", "--dir", "/tmp", "--bind", "0.0.0.0", "--protected-mode", "no"],
+            "readinessProbe": {"exec": {"command": ["/usr/bin/redis-cli", "ping"]}, "periodSeconds": 1, "timeoutSeconds": 10}}],
+    });
+    json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "redis"}, "spec": {"selector": {"app": "redis"}, "ports": [{"port": 6379}]}},
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "redis"}, "spec": {
+            "selector": {"matchLabels": {"app": "redis"}},
+            "template": {"metadata": {"labels": {"app": "redis"}}, "spec": pod}}},
+    ]})
+}
+
+fn available(deployment: &Deployment) -> i32 {
+    deployment.status.as_ref().and_then(|status| status.available_replicas).unwrap_or(0)
+}
+
+/// Whether a pod is the one of that name.
+pub(super) fn named<'p>(pods: &'p [Pod], name: &str) -> &'p Pod {
+    pods.iter().find(|pod| pod.name_any() == name).expect("there is such a pod")
+}
+
+async fn define(cluster: &Kubernetes, client: &Client) {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for kind in windlass::crd::Kind::ALL {
+        cluster.apply("default", &windlass::crd::yaml(kind)).await;
+        let established = |found: Option<&CustomResourceDefinition>| {
+            let conditions = found.and_then(|found| found.status.as_ref()?.conditions.as_ref());
+            conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Established" && one.status == "True"))
+        };
+        cluster.wait(&definitions, kind.file_name().trim_end_matches(".yaml"), "to be established", established).await;
+    }
+}
