@@ -17,6 +17,7 @@ mod entry;
 mod reading;
 mod replaying;
 mod selecting;
+mod walk;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,7 @@ pub use discarding::{Discard, DiscardCounts, DiscardOutcome, DiscardReport, Disc
 pub use entry::Entry;
 pub use replaying::{Guard, Replay, ReplayCounts, ReplayOutcome, ReplayReport, ReplayStep};
 pub use selecting::{Run, Selection};
+pub use walk::{Report, Step};
 
 use crate::broker::{Broker, BrokerError, ErrorClass};
 use crate::event_log::{EventLog, EventLogError};

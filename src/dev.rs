@@ -27,7 +27,7 @@ mod ticker;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -66,16 +66,22 @@ pub fn read(files: &[PathBuf]) -> Result<Manifests, Vec<Refusal>> {
     Manifests::read(&sources, None)
 }
 
+/// What is wrong with the manifests; nothing was started.
+#[derive(Debug, thiserror::Error)]
+#[error("nothing was started, because of the manifests:\n{}", lines(.0))]
+pub struct Refused(pub Vec<Refusal>);
+
+fn lines(refusals: &[Refusal]) -> String {
+    refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
 /// Runs until it is told to end by SIGINT, SIGTERM or SIGHUP.
 pub async fn run(settings: Settings) -> Result<()> {
     let screen = Screen::new();
     let mut edits = Edits::new(settings.files.clone());
     let manifests = match edits.first() {
         Ok(manifests) => manifests,
-        Err(refusals) => {
-            let lines: Vec<String> = refusals.iter().map(ToString::to_string).collect();
-            bail!("nothing was started, because of the manifests:\n{}", lines.join("\n"));
-        }
+        Err(refusals) => return Err(Refused(refusals).into()),
     };
     let mut signals = Signals::new()?;
     let data = DataDir::open(&settings.data_dir)?;

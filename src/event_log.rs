@@ -69,7 +69,7 @@ pub use metrics::Sample;
 pub use reviews::RecordedReview;
 
 use crate::broker::ListCursor;
-use database::Database;
+use database::{Database, Row};
 use error::Fault;
 
 /// What an operation gives, or why not.
@@ -145,6 +145,14 @@ struct Place<A, B>(A, B);
 impl<A: fmt::Display, B: fmt::Display> Place<A, B> {
     fn cursor(&self) -> ListCursor {
         ListCursor(format!("{}/{}", self.0, self.1))
+    }
+}
+
+/// Where the next page begins, if this one is full: its rows stand in the order of that time, and then of their ids.
+fn next_page(rows: &[Row], limit: usize, time: &str) -> std::result::Result<Option<ListCursor>, Fault> {
+    match rows.last().filter(|_| rows.len() == limit) {
+        Some(row) => Ok(Some(Place(row.time(time)?, row.int("id")?).cursor())),
+        None => Ok(None),
     }
 }
 

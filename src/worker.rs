@@ -5,13 +5,15 @@
 //! leads, what Kubernetes is.
 //!
 //! Main flow: [`Worker::run`] registers and enters the loop of `runtime`, which
-//! claims into free places (`slots`), spawns a handler for each task, decides by
-//! `verdict` what is settled, and ends as `drain` says. `once` gives handlers
+//! claims tasks into places (`slots`), as many as can be started now or, as
+//! `pace` says, in a moment; the hands of its `crew` run their handlers;
+//! `verdict` decides what is settled, and it ends as `drain` says. `once` gives handlers
 //! outside effects that happen at most once; `probes` shows how it all is.
 
 pub mod api;
 mod backoff;
 mod context;
+mod crew;
 mod drain;
 pub mod exec;
 mod foreign;
@@ -21,6 +23,7 @@ pub mod init;
 mod metrics;
 mod once;
 mod options;
+mod pace;
 pub mod probes;
 mod pulse;
 mod runtime;

@@ -90,7 +90,7 @@ fn name(words: &[&str]) -> String {
         [command, digest] if command.eq_ignore_ascii_case("EVALSHA") => {
             operation_of(digest).map_or_else(|| format!("EVALSHA {:.8}", digest), str::to_owned)
         }
-        [command, ..] if command.eq_ignore_ascii_case("EVAL") => "the first call of a script".to_owned(),
+        [command, ..] if command.eq_ignore_ascii_case("SCRIPT") => "the loading of a script".to_owned(),
         [command, ..] => command.to_uppercase(),
     }
 }
@@ -111,7 +111,7 @@ mod tests {
         let log = Reply::List(vec![
             entry(2100, &["evalsha", "0123456789abcdef"], "127.0.0.1:5"),
             entry(4000, &["EVALSHA", "0123456789abcdef"], "127.0.0.1:5"),
-            entry(3000, &["EVAL", "-- text"], "127.0.0.1:5"),
+            entry(3000, &["SCRIPT", "LOAD", "-- text"], "127.0.0.1:5"),
             entry(9000, &["FLUSHALL", "SYNC"], "127.0.0.1:77"),
             Reply::Nil,
         ]);
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(
             sentence,
             "EVALSHA 01234567: 2, at worst 4 ms; XRANGE: 1, at worst 2.50 ms; \
-             the first call of a script: 1, at worst 3 ms; the server was preempted 7 times"
+             the loading of a script: 1, at worst 3 ms; the server was preempted 7 times"
         );
         let row = serde_json::to_value(slow.row("x")).expect("a JSON form");
         assert_eq!((&row["budget"]["met"], &row["note"]), (&false.into(), &sentence.into()));

@@ -81,7 +81,8 @@ fn open(port: u16, name: &str) -> Result<Arc<dyn Broker>> {
 fn worker_info(id: WorkerId, types: Vec<TaskType>) -> WorkerInfo {
     let version = env!("CARGO_PKG_VERSION").to_owned();
     let (pod, pod_uid, container) = (None, None, None);
-    WorkerInfo { id, host: "bench".to_owned(), pid: std::process::id(), pod, pod_uid, container, version, types }
+    let (host, pid) = ("bench".to_owned(), std::process::id());
+    WorkerInfo { id, host, pid, pod, pod_uid, container, version, types, pool: None, started: None }
 }
 
 /// The type of the benchmark's tasks.

@@ -8,6 +8,7 @@ use super::error::CliError;
 use super::units::parse_duration;
 use crate::broker::BrokerError;
 use crate::broker::redis::{Redis, RedisBroker, RedisOptions};
+use crate::crd::{Sentinel, Topology};
 use crate::event_log::EventLog;
 use crate::protocol::names::QueueName;
 
@@ -19,13 +20,28 @@ pub struct RedisArgs {
     #[arg(
         long,
         help = "The Redis that the queue is on: redis://[USER:PASSWORD@]HOST:PORT[/DB], rediss:// for TLS, \
-                redis+sentinel://HOST:PORT,…/MASTER, or redis+cluster://HOST:PORT,…",
+                redis+sentinel://HOST:PORT,…/MASTER, redis+cluster://HOST:PORT,…, or file:///PATH of a file that says it",
         env = "WINDLASS_REDIS_URL",
         hide_env_values = true,
         default_value = "redis://127.0.0.1:6379",
         value_name = "URL"
     )]
     pub redis_url: String,
+    /// How the Redis is laid out, where the URL does not tell: standalone, sentinel or cluster.
+    #[arg(long, env = "WINDLASS_REDIS_TOPOLOGY", value_parser = parse_topology, value_name = "LAYOUT")]
+    pub redis_topology: Option<Topology>,
+    /// The name of the master, where the URL names Sentinels.
+    #[arg(long, env = "WINDLASS_REDIS_MASTER", value_name = "NAME")]
+    pub redis_master: Option<String>,
+    /// The certificate authority itself (PEM), instead of a file with it.
+    #[arg(
+        long,
+        env = "WINDLASS_REDIS_CA",
+        hide_env_values = true,
+        value_name = "PEM",
+        conflicts_with = "redis_ca_file"
+    )]
+    pub redis_ca: Option<String>,
     /// A file with the certificate authority (PEM) to trust instead of the public ones.
     #[arg(long, env = "WINDLASS_REDIS_CA_FILE", value_name = "FILE")]
     pub redis_ca_file: Option<PathBuf>,
@@ -37,7 +53,7 @@ pub struct RedisArgs {
 impl RedisArgs {
     /// The Redis that the options name. Connects when it is first used.
     pub fn open(&self) -> Result<Redis, CliError> {
-        let mut options = RedisOptions::new(&self.redis_url);
+        let mut options = RedisOptions::new(self.url()?);
         options.connect_timeout = self.connect_timeout;
         options.response_timeout = self.connect_timeout;
         if let Some(file) = &self.redis_ca_file {
@@ -46,7 +62,21 @@ impl RedisArgs {
             })?;
             options.ca_pem = Some(read);
         }
+        if let Some(pem) = &self.redis_ca {
+            options.ca_pem = Some(pem.clone().into_bytes());
+        }
         Ok(Redis::new(options)?)
+    }
+
+    /// The URL with the layout in it.
+    fn url(&self) -> Result<String, CliError> {
+        let Some(topology) = self.redis_topology else { return Ok(self.redis_url.clone()) };
+        let sentinel = self.redis_master.clone().map(|master_name| Sentinel { master_name });
+        if topology == Topology::Sentinel && sentinel.is_none() {
+            return Err(CliError::usage("--redis-topology sentinel needs the name of the master: give --redis-master"));
+        }
+        let redis = crate::crd::Redis { url: None, url_secret_ref: None, topology, sentinel, tls: None };
+        Ok(redis.engine_url(self.redis_url.trim()))
     }
 
     /// Does the first thing that needs the server, which has to come within the time for a connection.
@@ -59,6 +89,15 @@ impl RedisArgs {
                 super::units::spoken(self.connect_timeout)
             ))),
         }
+    }
+}
+
+fn parse_topology(word: &str) -> Result<Topology, String> {
+    match word.to_ascii_lowercase().as_str() {
+        "standalone" => Ok(Topology::Standalone),
+        "sentinel" => Ok(Topology::Sentinel),
+        "cluster" => Ok(Topology::Cluster),
+        _ => Err("use standalone, sentinel or cluster".to_owned()),
     }
 }
 

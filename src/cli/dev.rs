@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
-
-use crate::dev::{self, Settings};
+use super::error::CliError;
+use crate::dev::{self, Refused, Settings};
 
 /// Run TaskQueues and WorkerPools on this machine, with no Kubernetes.
 #[derive(Debug, clap::Args)]
@@ -28,7 +27,11 @@ pub struct Args {
 }
 
 /// Runs until it is told to end.
-pub(super) async fn run(args: Args) -> Result<()> {
+pub(super) async fn run(args: Args) -> Result<(), CliError> {
     let Args { files, redis_url, data_dir, event_log } = args;
-    dev::run(Settings { files, redis_url, data_dir, event_log }).await
+    let ran = dev::run(Settings { files, redis_url, data_dir, event_log }).await;
+    ran.map_err(|error| match error.downcast::<Refused>() {
+        Ok(refused) => CliError::usage(refused.to_string()),
+        Err(other) => other.into(),
+    })
 }

@@ -6,7 +6,7 @@ use clap::{Subcommand, ValueEnum};
 
 use super::connection::{EventLogArgs, FoundQueue, QueueArgs};
 use super::error::CliError;
-use super::output::{Cell, Facts, OutputArgs, Table, Tone, shortened};
+use super::output::{Cell, Facts, OutputArgs, Table, Tone, gist, shortened};
 use super::units::{Moment, parse_moment, since, spoken};
 use crate::broker::{Broker, ListCursor, Page, Review, Voice};
 use crate::dead_letters::{Cause, DeadLetterFilter, DeadLetters, Entry, Verdict};
@@ -122,6 +122,26 @@ impl FilterArgs {
     }
 }
 
+/// Where the dead letters are, and how to print them.
+#[derive(Debug, clap::Args)]
+struct DeskArgs {
+    #[command(flatten)]
+    queue: QueueArgs,
+    #[command(flatten)]
+    event_log: EventLogArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl DeskArgs {
+    async fn open(&self) -> Result<Desk, CliError> {
+        let log = self.event_log.open()?;
+        let queue = self.queue.find().await?;
+        let letters = DeadLetters::new(queue.name.clone(), queue.broker.clone(), log);
+        Ok(Desk { queue, letters })
+    }
+}
+
 #[derive(Debug, clap::Args)]
 struct ListArgs {
     /// List the dead letters one by one, not their causes; so does --fingerprint.
@@ -136,11 +156,7 @@ struct ListArgs {
     #[command(flatten)]
     filter: FilterArgs,
     #[command(flatten)]
-    queue: QueueArgs,
-    #[command(flatten)]
-    event_log: EventLogArgs,
-    #[command(flatten)]
-    output: OutputArgs,
+    desk: DeskArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -149,11 +165,7 @@ struct ShowArgs {
     #[arg(value_name = "ID")]
     id: String,
     #[command(flatten)]
-    queue: QueueArgs,
-    #[command(flatten)]
-    event_log: EventLogArgs,
-    #[command(flatten)]
-    output: OutputArgs,
+    desk: DeskArgs,
 }
 
 /// Runs `windlass dlq`.
@@ -173,13 +185,6 @@ struct Desk {
 }
 
 impl Desk {
-    async fn open(queue: &QueueArgs, event_log: &EventLogArgs) -> Result<Self, CliError> {
-        let log = event_log.open()?;
-        let queue = queue.find().await?;
-        let letters = DeadLetters::new(queue.name.clone(), queue.broker.clone(), log);
-        Ok(Self { queue, letters })
-    }
-
     /// The dead letter that a word names: by its own id, or by its task's.
     async fn named(&self, word: &str) -> Result<DeadLetterId, CliError> {
         if let Ok(id) = word.parse() {
@@ -214,15 +219,15 @@ where
 }
 
 async fn list(args: ListArgs) -> Result<(), CliError> {
-    let Desk { letters, .. } = &Desk::open(&args.queue, &args.event_log).await?;
+    let Desk { letters, .. } = &args.desk.open().await?;
     let filter = &args.filter.filter(args.decision.verdict());
     let nothing = || "No dead letters found.\n".to_owned();
     if args.all || args.filter.fingerprint.is_some() {
         let found = gather(args.limit, |from| letters.list(filter, from, PAGE)).await?;
-        return args.output.one(&found, || if found.is_empty() { nothing() } else { letter_table(&found) });
+        return args.desk.output.one(&found, || if found.is_empty() { nothing() } else { letter_table(&found) });
     }
     let causes = gather(args.limit, |from| letters.causes(filter, from, PAGE)).await?;
-    args.output.one(&causes, || if causes.is_empty() { nothing() } else { cause_table(&causes) })
+    args.desk.output.one(&causes, || if causes.is_empty() { nothing() } else { cause_table(&causes) })
 }
 
 fn cause_table(causes: &[Cause]) -> String {
@@ -238,7 +243,7 @@ fn cause_table(causes: &[Cause]) -> String {
             (&cause.error_code).into(),
             ago(cause.first_failed_at).into(),
             ago(cause.last_failed_at).into(),
-            shortened(&cause.sample_error, 80).into(),
+            gist(&cause.sample_error, 80).into(),
         ]);
     }
     table.shown()
@@ -264,19 +269,19 @@ fn letter_table(letters: &[Entry]) -> String {
             letter.retry_count.into(),
             letter.tenant_id.as_ref().map_or("-", |tenant| tenant.as_str()).into(),
             decision(review),
-            shortened(&letter.error, 80).into(),
+            gist(&letter.error, 80).into(),
         ]);
     }
     table.shown()
 }
 
 async fn show(args: ShowArgs) -> Result<(), CliError> {
-    let desk = Desk::open(&args.queue, &args.event_log).await?;
+    let desk = args.desk.open().await?;
     let id = desk.named(&args.id).await?;
     let Some(entry) = desk.letters.show(&id).await? else {
         return Err(unknown(&id, &desk));
     };
-    args.output.one(&entry, || facts(&entry))
+    args.desk.output.one(&entry, || facts(&entry))
 }
 
 fn unknown(id: &DeadLetterId, desk: &Desk) -> CliError {
@@ -325,7 +330,7 @@ fn facts(entry: &Entry) -> String {
             (&attempt.outcome).into(),
             (&attempt.code).into(),
             (&attempt.worker).into(),
-            shortened(&attempt.error, 120).into(),
+            gist(&attempt.error, 120).into(),
         ]);
     }
     format!("{}\n{}", facts.shown(), attempts.shown())

@@ -81,7 +81,7 @@ impl From<BrokerError> for CliError {
         let kind = match &error {
             BrokerError::Invalid(_) => Kind::Usage,
             BrokerError::NoQueue(_) => Kind::NotFound,
-            BrokerError::Closed(_) | BrokerError::Owned { .. } => Kind::Conflict,
+            BrokerError::Closed(_) | BrokerError::Owned { .. } | BrokerError::Fenced => Kind::Conflict,
             BrokerError::Version { .. }
             | BrokerError::OutboxFull(_)
             | BrokerError::OutOfMemory(_)

@@ -4,10 +4,10 @@
 
 use jiff::Timestamp;
 
-use super::output::shortened;
+use super::output::{gist, shortened};
 use super::task::view::attempt;
 use super::units::{since, spoken};
-use crate::broker::{QueueCounts, WorkerRecord};
+use crate::broker::{QueueCounts, Review, Voice, WorkerRecord};
 use crate::protocol::names::{Capabilities, QueueName};
 use crate::protocol::policy::{Mode, Policy};
 use crate::protocol::state::{RetryReason, State};
@@ -20,6 +20,8 @@ pub(super) struct Situation<'a> {
     pub(super) policy: &'a Policy,
     pub(super) counts: &'a QueueCounts,
     pub(super) workers: &'a [WorkerRecord],
+    /// What was decided about its dead letter, while that is kept.
+    pub(super) review: Option<&'a Review>,
 }
 
 /// Two halves of a sentence that begins with the task.
@@ -66,7 +68,7 @@ fn when(at: &Situation<'_>, time: Timestamp) -> String {
 
 fn last_error(task: &TaskView) -> String {
     match (&task.error_code, &task.error) {
-        (Some(code), Some(error)) => format!("{code}: {}", shortened(error, 200)),
+        (Some(code), Some(error)) => format!("{code}: {}", gist(error, 200)),
         (Some(word), None) | (None, Some(word)) => shortened(word, 200),
         (None, None) => "an error that is not known any more".to_owned(),
     }
@@ -207,16 +209,30 @@ fn failed(at: &Situation<'_>) -> Explanation {
     let finished = task.finished_at.map(|end| format!(" {}", when(at, end))).unwrap_or_default();
     let id = task.dlq_id.clone().unwrap_or_else(|| task.id.to_string());
     let why = format!("failed{finished} after {}, of {}", attempts(task), last_error(task));
-    match &task.replayed_as {
-        Some(other) => because(why, format!("its dead letter was replayed as task {other}")),
-        None => because(
-            why,
-            format!(
-                "its dead letter is {id}: `windlass dlq replay '{id}' -q {}` runs it again as a new task",
-                at.queue
-            ),
-        ),
+    if let Some(other) = &task.replayed_as {
+        return because(why, format!("its dead letter was replayed as task {other}"));
     }
+    let replay = format!("`windlass dlq replay '{id}' -q {}` runs it again as a new task", at.queue);
+    let next = match at.review {
+        None => "its dead letter is not kept any more; enqueue it again if it is needed".to_owned(),
+        Some(Review::Open) => format!("its dead letter is {id}: {replay}"),
+        Some(Review::Replayed { task, .. }) => format!("its dead letter was replayed as task {task}"),
+        Some(Review::DiscardRequested(voice)) => {
+            format!(
+                "{} wants its dead letter {id} discarded{}: a second person has to agree, or {replay}",
+                voice.person,
+                reason(voice)
+            )
+        }
+        Some(Review::Discarded { by, .. }) => {
+            format!("its dead letter was discarded by {}{}; enqueue it again if it is needed", by.person, reason(by))
+        }
+    };
+    because(why, next)
+}
+
+fn reason(voice: &Voice) -> String {
+    voice.reason.as_deref().map(|reason| format!(" ({})", shortened(reason, 200))).unwrap_or_default()
 }
 
 fn succeeded(at: &Situation<'_>) -> Explanation {
@@ -288,6 +304,8 @@ mod tests {
                 container: None,
                 version: "1".into(),
                 types: types.iter().map(|name| name.parse().expect("valid")).collect(),
+                pool: None,
+                started: None,
             },
             started_at: moment(-1000),
             heartbeat_at: moment(heard),
@@ -296,11 +314,20 @@ mod tests {
 
     /// The whole sentence.
     fn told(task: &TaskView, workers: &[WorkerRecord], change: impl FnOnce(&mut Policy, &mut QueueCounts)) -> String {
+        told_with(task, workers, Some(&Review::Open), change)
+    }
+
+    fn told_with(
+        task: &TaskView,
+        workers: &[WorkerRecord],
+        review: Option<&Review>,
+        change: impl FnOnce(&mut Policy, &mut QueueCounts),
+    ) -> String {
         let (mut policy, mut counts) = (Policy::default(), QueueCounts::default());
         (counts.backlog, counts.sampled_at) = (1, moment(0));
         change(&mut policy, &mut counts);
         let queue: QueueName = "shop/emails".parse().expect("valid");
-        let told = explain(&Situation { queue: &queue, task, policy: &policy, counts: &counts, workers });
+        let told = explain(&Situation { queue: &queue, task, policy: &policy, counts: &counts, workers, review });
         format!("{}: {}", told.why, told.next)
     }
 
@@ -391,6 +418,21 @@ mod tests {
     }
 
     #[test]
+    fn a_decision_about_a_dead_letter_is_told() {
+        let mut dead = task(State::Failed);
+        (dead.dlq_id, dead.error) = (Some("t1#4".into()), Some("bad address".into()));
+        let voice = || Voice { person: "ada".into(), reason: Some("too old".into()), at: moment(-5) };
+        let with = |review: Option<&Review>| told_with(&dead, &[], review, |_, _| ());
+        let asked = with(Some(&Review::DiscardRequested(voice())));
+        says(&asked, &["ada wants its dead letter t1#4 discarded (too old)", "a second person", "dlq replay 't1#4'"]);
+        let given_up = with(Some(&Review::Discarded { by: voice(), requested: None }));
+        says(&given_up, &["was discarded by ada (too old)", "enqueue it again"]);
+        assert!(!given_up.contains("replay"), "{given_up}");
+        let gone = with(None);
+        assert!(gone.contains("is not kept any more") && !gone.contains("replay"), "{gone}");
+    }
+
+    #[test]
     fn a_finished_task_says_when_and_why() {
         let mut done = task(State::Succeeded);
         done.finished_at = Some(moment(-5));
@@ -398,6 +440,17 @@ mod tests {
         let mut ended = task(State::Cancelled);
         (ended.finished_at, ended.error) = (Some(moment(-5)), Some("order was withdrawn".into()));
         says(&told(&ended, &[], |_, _| ()), &["was cancelled 5s ago", "(order was withdrawn)"]);
+    }
+
+    #[test]
+    fn every_state_has_a_reason_and_a_way_on() {
+        for state in State::ALL {
+            let sentence = told(&task(state), &[worker(&["send"], -5)], |_, _| ());
+            let (why, next) = sentence.split_once(": ").expect("two halves");
+            assert!(!why.is_empty() && !next.is_empty(), "{state}: {sentence}");
+        }
+        says(&told(&task(State::Blocked), &[], |_, _| ()), &["tasks that it depends on"]);
+        says(&told(&task(State::WaitingApproval), &[], |_, _| ()), &["a person's approval"]);
     }
 
     #[test]

@@ -203,6 +203,26 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(1)).collect::<String>() + "…"
 }
 
+/// What an error comes to. A program's last words begin with how it came there, so of several lines
+/// the one that names the error is worth most, and else the last one.
+pub(super) fn gist(error: &str, most: usize) -> String {
+    let whole = clean(error);
+    if whole.chars().count() <= most {
+        return whole;
+    }
+    let names_it = |line: &&str| {
+        let begins = !line.starts_with(char::is_whitespace);
+        begins && ["Error", "Exception", "error:", "panic"].iter().any(|word| line.contains(word))
+    };
+    let mut lines = error.lines().filter(|line| !line.trim().is_empty());
+    let telling = lines.clone().rfind(names_it).or_else(|| lines.next_back()).unwrap_or_default();
+    match clean(telling.trim()) {
+        // All that there is, or where the text begins.
+        line if whole.starts_with(&line) => shortened(&whole, most),
+        line => format!("… {}", shortened(&line, most.saturating_sub(2))),
+    }
+}
+
 /// A table without borders.
 pub(super) struct Table {
     head: &'static [&'static str],
@@ -286,6 +306,27 @@ mod tests {
             "NAME          ERROR\na             two lines  [31mred\nlonger-name   \n"
         );
         assert!(table.painted(Colours(true)).contains("\x1b[1mNAME\x1b[0m"));
+    }
+
+    #[test]
+    fn an_error_of_many_lines_is_told_by_the_line_that_names_it() {
+        let frames = "  File \"greet.py\", line 3, in <module>\n    print(task[\"payload\"][\"name\"])\n".repeat(3);
+        let python = format!("Traceback (most recent call last):\n{frames}KeyError: 'name'\n");
+        assert_eq!(gist(&python, 80), "… KeyError: 'name'");
+        let node = "/app/handle.mjs:7\n  throw new TypeError('no order')\n        ^\n\nTypeError: no order\n    \
+                    at run (file:///app/handle.mjs:7:9)\n    at async main (file:///app/handle.mjs:2:1)\n\nNode.js v20.20.2";
+        assert_eq!(gist(node, 80), "… TypeError: no order");
+        let java = "Exception in thread \"main\" java.lang.IllegalStateException: no order\n\tat Handle.main(Handle.java:9)\n\
+                    Caused by: java.io.IOException: connection reset\n\tat Handle.read(Handle.java:17)\n\t... 1 more";
+        assert_eq!(gist(java, 80), "… Caused by: java.io.IOException: connection reset");
+        let go = "panic: no order\n\ngoroutine 1 [running]:\nmain.main()\n\t/app/main.go:8 +0x25\nexit status 2";
+        assert_eq!(gist(go, 40), "panic: no order  goroutine 1 [running]:…");
+        let shell = "reading the order\nasking the bank for its opinion\ncurl: (7) Failed to connect";
+        assert_eq!(gist(shell, 60), "… curl: (7) Failed to connect");
+        assert_eq!(gist(shell, 15), "… curl: (7) Fa…");
+        assert_eq!(gist("no answer\nfrom smtp", 80), "no answer from smtp", "what fits is told whole");
+        assert_eq!(gist(&"x".repeat(9), 5), "xxxx…");
+        assert_eq!(gist("\n \n\n\n \n", 2), "");
     }
 
     #[test]

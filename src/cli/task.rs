@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::connection::{FoundQueue, QueueArgs};
 use super::error::CliError;
 use super::explain::{Situation, explain};
-use super::output::{Cell, OutputArgs, Table, shortened};
+use super::output::{Cell, OutputArgs, Table, gist};
 use super::units::{parse_duration, parse_label, since, spoken};
 use crate::broker::{Broker, Cancelled, ListCursor, QueueCounts};
 use crate::producer::Producer;
@@ -215,7 +215,7 @@ fn table(tasks: &[TaskView], counts: &QueueCounts) -> String {
             view::attempt(task).into(),
             spoken(since(counts.sampled_at, task.created_at)).into(),
             task.worker.as_ref().map_or("-", |worker| worker.as_str()).into(),
-            shortened(task.error.as_deref().unwrap_or("-"), 60).into(),
+            gist(task.error.as_deref().unwrap_or("-"), 60).into(),
         ]);
     }
     table.shown()
@@ -281,7 +281,7 @@ async fn wait(args: WaitArgs) -> Result<(), CliError> {
     if task.state == State::Succeeded {
         return Ok(());
     }
-    let why = task.error.as_deref().map(|error| format!(": {}", shortened(error, 300))).unwrap_or_default();
+    let why = task.error.as_deref().map(|error| format!(": {}", gist(error, 300))).unwrap_or_default();
     Err(CliError::failed(format!("task {} has {}{why}", args.id, ended(task.state))))
 }
 
@@ -309,7 +309,18 @@ async fn explain_one(args: OneArgs) -> Result<(), CliError> {
     let task = known(&queue, &args.id).await?;
     let (policy, counts, workers) = (queue.broker.policy(), queue.broker.counts(), queue.broker.workers());
     let (policy, counts, workers) = tokio::try_join!(policy, counts, workers)?;
-    let situation = Situation { queue: &queue.name, task: &task, policy: &policy, counts: &counts, workers: &workers };
+    let review = match task.dlq_id.as_deref().and_then(|id| id.parse().ok()) {
+        Some(letter) => queue.broker.dead_letter(&letter).await?.map(|letter| letter.review),
+        None => None,
+    };
+    let situation = Situation {
+        queue: &queue.name,
+        task: &task,
+        policy: &policy,
+        counts: &counts,
+        workers: &workers,
+        review: review.as_ref(),
+    };
     let found = explain(&situation);
     let queue = queue.name.to_string();
     let shown = ExplainOut { id: &task.id, queue, state: task.state, why: &found.why, next: &found.next };

@@ -3,10 +3,11 @@
 use serde::Serialize;
 
 use super::selecting::Candidate;
+use super::walk::{Counts, Report, Step, Walk};
 use super::{DeadLetters, DeadLettersError, PATIENCE, Result, Run, Selection};
 use crate::broker::patience::patiently;
 use crate::broker::{DiscardRequest, Discarded, Review, Voice};
-use crate::protocol::names::{DeadLetterId, TaskId};
+use crate::protocol::names::TaskId;
 
 /// Dead letters are to be given up.
 #[derive(Debug, Clone)]
@@ -55,18 +56,11 @@ pub enum DiscardOutcome {
     Unknown,
 }
 
-/// One dead letter is dealt with.
-#[derive(Debug)]
-pub struct DiscardStep<'a> {
-    /// Which.
-    pub id: &'a DeadLetterId,
-    /// What became of it.
-    pub outcome: &'a DiscardOutcome,
-    /// How many are dealt with, this one included.
-    pub done: usize,
-    /// How many there are.
-    pub total: usize,
-}
+/// What is told of one dead letter.
+pub type DiscardStep<'a> = Step<'a, DiscardOutcome>;
+
+/// What a discard came to.
+pub type DiscardReport = Report<DiscardCounts>;
 
 /// How many became what.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -92,7 +86,13 @@ pub struct DiscardCounts {
     pub unknown: usize,
 }
 
-impl DiscardCounts {
+impl Counts for DiscardCounts {
+    type Outcome = DiscardOutcome;
+
+    fn of(selected: usize) -> Self {
+        Self { selected, ..Self::default() }
+    }
+
     fn add(&mut self, outcome: &DiscardOutcome) {
         let count = match outcome {
             DiscardOutcome::Discarded => &mut self.discarded,
@@ -108,43 +108,25 @@ impl DiscardCounts {
     }
 }
 
-/// What a discard came to.
-#[derive(Debug)]
-#[must_use = "it may have stopped before the last dead letter"]
-pub struct DiscardReport {
-    /// How many became what.
-    pub counts: DiscardCounts,
-    /// Why it stopped before the last dead letter. What was done stands; the same call again goes on.
-    pub stopped: Option<DeadLettersError>,
-}
-
 impl DeadLetters {
     /// Gives dead letters up, as far as the policy lets this person do so alone, and tells of each as
     /// it goes. An error means that nothing was begun.
-    pub async fn discard(
-        &self,
-        discard: &Discard,
-        mut tell: impl FnMut(DiscardStep<'_>) + Send,
-    ) -> Result<DiscardReport> {
+    pub async fn discard(&self, discard: &Discard, tell: impl FnMut(DiscardStep<'_>) + Send) -> Result<DiscardReport> {
         check(discard)?;
         let approvals = patiently(PATIENCE, || self.broker.policy()).await?.discard_approvals;
         let candidates = self.select(&discard.selection, discard.limit).await?;
-        let total = candidates.len();
-        let mut counts = DiscardCounts { selected: total, ..DiscardCounts::default() };
-        for (before, candidate) in candidates.iter().enumerate() {
+        let mut walk = Walk::through(&candidates, tell);
+        for candidate in &candidates {
             let one = match discard.run {
                 Run::Real => self.discard_one(discard, candidate).await,
                 Run::Dry => self.would_discard(discard, candidate, approvals).await,
             };
             match one {
-                Ok(outcome) => {
-                    counts.add(&outcome);
-                    tell(DiscardStep { id: candidate.id(), outcome: &outcome, done: before + 1, total });
-                }
-                Err(error) => return Ok(DiscardReport { counts, stopped: Some(error) }),
+                Ok(outcome) => walk.dealt_with(candidate, &outcome),
+                Err(error) => return Ok(walk.end(Some(error))),
             }
         }
-        Ok(DiscardReport { counts, stopped: None })
+        Ok(walk.end(None))
     }
 
     async fn discard_one(&self, discard: &Discard, candidate: &Candidate) -> Result<DiscardOutcome> {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::selecting::Candidate;
+use super::walk::{Counts, Report, Step, Walk};
 use super::{DeadLetters, DeadLettersError, PATIENCE, Result, Run, Selection};
 use crate::broker::patience::patiently;
 use crate::broker::{ReplayRequest, Replayed, Review};
@@ -105,18 +106,11 @@ pub enum ReplayOutcome {
     Unknown,
 }
 
-/// One dead letter is dealt with.
-#[derive(Debug)]
-pub struct ReplayStep<'a> {
-    /// Which.
-    pub id: &'a DeadLetterId,
-    /// What became of it.
-    pub outcome: &'a ReplayOutcome,
-    /// How many are dealt with, this one included.
-    pub done: usize,
-    /// How many there are.
-    pub total: usize,
-}
+/// What is told of one dead letter.
+pub type ReplayStep<'a> = Step<'a, ReplayOutcome>;
+
+/// What a replay came to.
+pub type ReplayReport = Report<ReplayCounts>;
 
 /// How many became what.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -140,7 +134,13 @@ pub struct ReplayCounts {
     pub unknown: usize,
 }
 
-impl ReplayCounts {
+impl Counts for ReplayCounts {
+    type Outcome = ReplayOutcome;
+
+    fn of(selected: usize) -> Self {
+        Self { selected, ..Self::default() }
+    }
+
     fn add(&mut self, outcome: &ReplayOutcome) {
         let count = match outcome {
             ReplayOutcome::Replayed { .. } => &mut self.replayed,
@@ -155,35 +155,21 @@ impl ReplayCounts {
     }
 }
 
-/// What a replay came to.
-#[derive(Debug)]
-#[must_use = "it may have stopped before the last dead letter"]
-pub struct ReplayReport {
-    /// How many became what.
-    pub counts: ReplayCounts,
-    /// Why it stopped before the last dead letter. What was done stands; the same call again goes on.
-    pub stopped: Option<DeadLettersError>,
-}
-
 impl DeadLetters {
     /// Runs dead letters again, each as a new task with fresh counters that is linked
     /// to it, and tells of each as it goes. An error means that nothing was begun.
-    pub async fn replay(&self, replay: &Replay, mut tell: impl FnMut(ReplayStep<'_>) + Send) -> Result<ReplayReport> {
+    pub async fn replay(&self, replay: &Replay, tell: impl FnMut(ReplayStep<'_>) + Send) -> Result<ReplayReport> {
         check(replay)?;
         let candidates = self.select(&replay.selection, replay.limit).await?;
-        let total = candidates.len();
-        let mut counts = ReplayCounts { selected: total, ..ReplayCounts::default() };
+        let mut walk = Walk::through(&candidates, tell);
         let mut pace = replay.per_second.filter(|_| replay.run == Run::Real).map(pace_of);
-        for (before, candidate) in candidates.iter().enumerate() {
+        for candidate in &candidates {
             match self.replay_one(replay, candidate, &mut pace).await {
-                Ok(outcome) => {
-                    counts.add(&outcome);
-                    tell(ReplayStep { id: candidate.id(), outcome: &outcome, done: before + 1, total });
-                }
-                Err(error) => return Ok(ReplayReport { counts, stopped: Some(error) }),
+                Ok(outcome) => walk.dealt_with(candidate, &outcome),
+                Err(error) => return Ok(walk.end(Some(error))),
             }
         }
-        Ok(ReplayReport { counts, stopped: None })
+        Ok(walk.end(None))
     }
 
     async fn replay_one(

@@ -4,13 +4,14 @@
 //! until the program before it has ended.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -39,6 +40,19 @@ pub(super) enum Ask {
     Group,
 }
 
+/// What a program has to do with a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Port {
+    /// Nothing that we know of.
+    None,
+    /// It listens there: it is not started while somebody else does.
+    Own(u16),
+    /// It sends there: it is started when the program that it was made beside listens.
+    Beside(u16),
+    /// It sends there: it is started when anybody listens.
+    Anybodys(u16),
+}
+
 /// How a program is run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Recipe {
@@ -52,8 +66,8 @@ pub(super) struct Recipe {
     pub(super) grace: Duration,
     /// Who is asked to end.
     pub(super) ask: Ask,
-    /// It is started when somebody listens on this port.
-    pub(super) after_port: Option<u16>,
+    /// Where it listens, or sends to.
+    pub(super) port: Port,
     /// What its lines mean.
     pub(super) speech: Speech,
     /// A lock that it waits for before it ends.
@@ -83,16 +97,27 @@ pub(super) struct Household {
 pub(super) struct Keeper {
     want: watch::Sender<Want>,
     deaths: watch::Receiver<u32>,
+    runs: watch::Receiver<bool>,
     task: JoinHandle<()>,
 }
 
 impl Keeper {
     /// A place for a program; `name` is what its lines begin with.
     pub(super) fn new(name: String, household: Household) -> Self {
+        Self::at(name, household, None)
+    }
+
+    /// A place for a program that needs this one's.
+    pub(super) fn beside(&self, name: String, household: Household) -> Self {
+        Self::at(name, household, Some(self.runs.clone()))
+    }
+
+    fn at(name: String, household: Household, beside: Option<watch::Receiver<bool>>) -> Self {
         let (want, wanted) = watch::channel(Want::Rest);
         let (died, deaths) = watch::channel(0);
-        let place = Place { name, household, wanted, died };
-        Self { want, deaths, task: tokio::spawn(place.keep()) }
+        let (running, runs) = watch::channel(false);
+        let place = Place { name, household, wanted, died, running, beside };
+        Self { want, deaths, runs, task: tokio::spawn(place.keep()) }
     }
 
     /// Runs this program from now on; one that runs otherwise ends first.
@@ -131,6 +156,9 @@ struct Place {
     household: Household,
     wanted: watch::Receiver<Want>,
     died: watch::Sender<u32>,
+    running: watch::Sender<bool>,
+    /// Whether the program beside it runs.
+    beside: Option<watch::Receiver<bool>>,
 }
 
 impl Place {
@@ -167,17 +195,25 @@ impl Place {
 
     /// Runs the program until it dies (and says how) or something else is wanted.
     async fn run(&mut self, recipe: &Recipe) -> Option<String> {
-        if let Some(port) = recipe.after_port {
-            tokio::select! {
-                () = listening(port) => {}
-                _ = self.wanted.changed() => return None,
+        let (screen, name, beside) = (self.household.screen.clone(), self.name.clone(), self.beside.clone());
+        let ready = async {
+            match recipe.port {
+                Port::None => {}
+                Port::Own(port) => free(port, &screen, &name).await,
+                Port::Beside(port) => listening(port, beside).await,
+                Port::Anybodys(port) => listening(port, None).await,
             }
+        };
+        tokio::select! {
+            () = ready => {}
+            _ = self.wanted.changed() => return None,
         }
         let mut guarded = match self.household.start(&self.name, recipe) {
             Ok(guarded) => guarded,
             Err(error) => return Some(format!("cannot be started: {error}")),
         };
-        tokio::select! {
+        self.running.send_replace(true);
+        let ended = tokio::select! {
             status = guarded.child.wait() => Some(match status {
                 Ok(status) => ended(status),
                 Err(error) => format!("was lost: {error}"),
@@ -186,7 +222,9 @@ impl Place {
                 guarded.end(&self.household.hurry).await;
                 None
             }
-        }
+        };
+        self.running.send_replace(false);
+        ended
     }
 }
 
@@ -251,8 +289,25 @@ fn ended(status: ExitStatus) -> String {
     }
 }
 
-async fn listening(port: u16) {
-    while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+/// Returns when somebody listens there; where it is known who should, when that program runs, too.
+async fn listening(port: u16, beside: Option<watch::Receiver<bool>>) {
+    let runs = || beside.as_ref().is_none_or(|runs| *runs.borrow());
+    while !runs() || TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Returns when nobody listens there. Tasks that are sent there must not reach a stranger.
+async fn free(port: u16, screen: &Screen, name: &str) {
+    let mut said = false;
+    while matches!(TcpListener::bind(("127.0.0.1", port)).await, Err(error) if error.kind() == ErrorKind::AddrInUse) {
+        if !said {
+            let text = format!(
+                "port {port} is in use by another program: this starts when it is free (or give http.port another)"
+            );
+            screen.line(name, Tone::Bad, &text);
+            said = true;
+        }
         tokio::time::sleep(POLL).await;
     }
 }

@@ -24,7 +24,7 @@ pub(super) type PoolName = QueueName;
 pub struct Refusal {
     /// The file, as it was named.
     pub file: PathBuf,
-    /// The line, from 1.
+    /// The line, from 1; 0 where it is about the whole file.
     pub line: usize,
     /// Which field, where it is about one.
     pub field: String,
@@ -34,7 +34,10 @@ pub struct Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: ", self.file.display(), self.line)?;
+        match self.line {
+            0 => write!(f, "{}: ", self.file.display())?,
+            line => write!(f, "{}:{line}: ", self.file.display())?,
+        }
         if !self.field.is_empty() {
             write!(f, "{}: ", self.field)?;
         }
@@ -104,14 +107,14 @@ fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>, Refusal> {
     files.sort();
     if files.is_empty() {
         let sentence = "the folder holds no manifest: put a .yaml, .yml or .json file into it".to_owned();
-        return Err(Refusal { file: folder.to_owned(), line: 1, field: String::new(), sentence });
+        return Err(Refusal { file: folder.to_owned(), line: 0, field: String::new(), sentence });
     }
     Ok(files)
 }
 
 fn unreadable(file: &Path, error: &std::io::Error) -> Refusal {
     let sentence = format!("cannot be read: {error}");
-    Refusal { file: file.to_owned(), line: 1, field: String::new(), sentence }
+    Refusal { file: file.to_owned(), line: 0, field: String::new(), sentence }
 }
 
 impl Manifests {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::keeper::{Ask, Household, Keeper, Recipe};
+use super::keeper::{Ask, Household, Keeper, Port, Recipe};
 use super::manifest::{PoolManifest, PoolName};
 use super::screen::Tone;
 use super::speech::Speech;
@@ -68,7 +68,7 @@ impl Pool {
         for (index, recipe) in plan.replicas.iter().enumerate() {
             if index == self.replicas.len() {
                 let name = format!("{}-{}", self.name.name(), index + 1);
-                self.replicas.push(Keeper::new(name, household.clone()));
+                self.replicas.push(self.app.beside(name, household.clone()));
             }
             self.replicas[index].run(recipe.clone());
         }
@@ -119,7 +119,7 @@ fn plan(name: &PoolName, manifest: &PoolManifest, surroundings: &Surroundings) -
         HandlerType::Exec => {
             let command = exec.map(|exec| exec.command.clone()).unwrap_or_default();
             let handler: Vec<String> = ["--exec".to_owned(), "--".to_owned()].into_iter().chain(command).collect();
-            Plan { app: None, replicas: recipe.workers(&handler, None), remarks }
+            Plan { app: None, replicas: recipe.workers(&handler, Port::None), remarks }
         }
         HandlerType::Http => http(&recipe, remarks),
         HandlerType::Sdk => sdk(&recipe, remarks),
@@ -130,14 +130,15 @@ fn http(cook: &Cook<'_>, mut remarks: Vec<String>) -> Plan {
     let spec = &cook.manifest.spec;
     let (port, path) = spec.handler.http.as_ref().map_or((0, "/"), |http| (http.port, http.path.as_str()));
     let handler = ["--http".to_owned(), format!("http://127.0.0.1:{port}{path}")];
-    let app = cook.app();
-    if app.is_none() {
+    let app = cook.app().map(|app| Recipe { port: Port::Own(port), ..app }).filter(|_| spec.replicas > 0);
+    if cook.process.command.is_empty() {
         remarks.push(format!("images are not run here: start what listens on 127.0.0.1:{port} yourself"));
     } else if spec.replicas > 1 {
         remarks.push(format!("one process on port {port} serves all {} workers", spec.replicas));
     }
     // A handler that still starts would cost each task a retry.
-    Plan { replicas: cook.workers(&handler, Some(port)), app: app.filter(|_| spec.replicas > 0), remarks }
+    let from = if app.is_some() { Port::Beside(port) } else { Port::Anybodys(port) };
+    Plan { replicas: cook.workers(&handler, from), app, remarks }
 }
 
 fn sdk(cook: &Cook<'_>, mut remarks: Vec<String>) -> Plan {
@@ -163,7 +164,7 @@ struct Cook<'a> {
 }
 
 impl Cook<'_> {
-    fn workers(&self, handler: &[String], after_port: Option<u16>) -> Vec<Recipe> {
+    fn workers(&self, handler: &[String], port: Port) -> Vec<Recipe> {
         let spec = &self.manifest.spec;
         let drain = Duration::from_secs(spec.drain_timeout_seconds.into());
         let mut command = vec![
@@ -180,7 +181,7 @@ impl Cook<'_> {
             command.extend(["--types".to_owned(), spec.task_types.join(",")]);
         }
         command.extend(handler.iter().cloned());
-        let mut recipe = Recipe { grace: drain + MARGIN, ask: Ask::Program, after_port, ..self.recipe(command) };
+        let mut recipe = Recipe { grace: drain + MARGIN, ask: Ask::Program, port, ..self.recipe(command) };
         // Whoever asked for another form of logs gets it as it is.
         if std::env::var_os(telemetry::FORMAT).is_none() {
             recipe.environment.insert(telemetry::FORMAT.to_owned(), "json".to_owned());
@@ -207,7 +208,7 @@ impl Cook<'_> {
             folder: self.manifest.folder.clone(),
             grace: APP_GRACE,
             ask: Ask::Group,
-            after_port: None,
+            port: Port::None,
             speech: Speech::Plain,
             after: None,
             hold: self.surroundings.hold.clone(),

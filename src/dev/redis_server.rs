@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::data_dir::DataDir;
-use super::keeper::{Ask, Household, Keeper, Recipe};
+use super::keeper::{Ask, Household, Keeper, Port, Recipe};
 use super::screen::Tone;
 use super::speech::Speech;
 
@@ -118,7 +118,7 @@ fn recipe(program: &Path, folder: &Path, port: u16, data: &DataDir) -> Recipe {
         folder: folder.to_owned(),
         grace: GRACE,
         ask: Ask::Program,
-        after_port: None,
+        port: Port::None,
         speech: Speech::Plain,
         after: Some(data.children()),
         hold: data.redis(),

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::database::{Bind, Database, Dialect, Row, Statement};
 use super::error::Fault;
-use super::{EventLog, MAX_PAGE, Place, Result, page_size, place_of};
+use super::{EventLog, MAX_PAGE, Place, Result, next_page, page_size, place_of};
 use crate::broker::{DecisionAction, ListCursor, Page, Review};
 use crate::protocol::fingerprint::Fingerprint;
 use crate::protocol::names::{DeadLetterId, IdempotencyKey, QueueName, TaskId, TaskType, TenantId, TraceId};
@@ -165,7 +165,7 @@ impl EventLog {
         self.call("dead_letters", async |database| {
             let select = page("*", database.dialect(), queue, filter, &cursor, limit)?;
             let rows = database.fetch(&select).await?;
-            let next = next_page(&rows, limit)?;
+            let next = next_page(&rows, limit, "failed_at")?;
             Ok(Page { items: rows.iter().map(recorded).collect::<std::result::Result<_, _>>()?, next })
         })
         .await
@@ -184,7 +184,7 @@ impl EventLog {
             let columns = "id, dlq_id, replayed_from, decision, created_at, failed_at";
             let select = page(columns, database.dialect(), queue, filter, &cursor, limit)?;
             let rows = database.fetch(&select).await?;
-            let next = next_page(&rows, limit)?;
+            let next = next_page(&rows, limit, "failed_at")?;
             Ok(Page { items: rows.iter().map(brief).collect::<std::result::Result<_, _>>()?, next })
         })
         .await
@@ -355,13 +355,6 @@ fn page(
     }
     select.push(&format!(" ORDER BY failed_at DESC, id DESC LIMIT {limit}"), []);
     Ok(select)
-}
-
-fn next_page(rows: &[Row], limit: usize) -> std::result::Result<Option<ListCursor>, Fault> {
-    match rows.last().filter(|_| rows.len() == limit) {
-        Some(row) => Ok(Some(Place(row.time("failed_at")?, row.int("id")?).cursor())),
-        None => Ok(None),
-    }
 }
 
 fn brief(row: &Row) -> std::result::Result<Brief, Fault> {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::database::{Bind, Database, Dialect, Row, Statement, Writer, storable, time_text};
 use super::error::{EventLogError, Fault};
-use super::{EventLog, Place, Result, page_size, place_of, reviews};
+use super::{EventLog, Place, Result, next_page, page_size, place_of, reviews};
 use crate::broker::{Event, ListCursor, OutboxEntry, Page};
 use crate::protocol::names::{Epoch, QueueName, TaskId, TaskType, TenantId, TraceId};
 use crate::protocol::state::{RetryReason, State};
@@ -173,10 +173,7 @@ impl EventLog {
             }
             select.push(&format!(" ORDER BY occurred_at, id LIMIT {limit}"), []);
             let rows = database.fetch(&select).await?;
-            let next = match rows.last().filter(|_| rows.len() == limit) {
-                Some(row) => Some(Place(row.time("occurred_at")?, row.int("id")?).cursor()),
-                None => None,
-            };
+            let next = next_page(&rows, limit, "occurred_at")?;
             Ok(Page { items: rows.iter().map(recorded_event).collect::<std::result::Result<_, _>>()?, next })
         })
         .await

@@ -49,7 +49,9 @@ pub struct TaskContext {
 struct Attempt {
     home: Arc<Home>,
     task: ClaimedTask,
-    deadline: Option<Instant>,
+    /// How long it may take, from when it begins.
+    timeout: Option<Duration>,
+    began: OnceLock<Instant>,
     cancelled: CancellationToken,
     reason: OnceLock<CancelReason>,
     /// When the lease was last known to be good, in milliseconds since the home's base.
@@ -57,11 +59,12 @@ struct Attempt {
 }
 
 impl TaskContext {
-    /// An attempt that begins; `asked` is when the claim was sent.
-    pub(crate) fn new(home: &Arc<Home>, task: ClaimedTask, asked: Instant, deadline: Option<Instant>) -> Self {
+    /// An attempt that has yet to begin; `asked` is when the claim was sent.
+    pub(crate) fn new(home: &Arc<Home>, task: ClaimedTask, asked: Instant, timeout: Option<Duration>) -> Self {
         let attempt = Attempt {
             task,
-            deadline,
+            timeout,
+            began: OnceLock::new(),
             cancelled: CancellationToken::new(),
             reason: OnceLock::new(),
             renewed_ms: AtomicU64::new(0),
@@ -75,7 +78,9 @@ impl TaskContext {
     /// An attempt at a task that was claimed without a [`super::Worker`]: for
     /// tests of handlers. Nobody renews its lease or cancels it.
     pub fn detached(queue: QueueName, worker: WorkerId, broker: Arc<dyn Broker>, task: ClaimedTask) -> Self {
-        Self::new(&Home::new(queue, worker, broker), task, Instant::now(), None)
+        let context = Self::new(&Home::new(queue, worker, broker), task, Instant::now(), None);
+        context.begin(Instant::now());
+        context
     }
 
     /// The queue that the task is from.
@@ -100,7 +105,7 @@ impl TaskContext {
 
     /// When the attempt will be cancelled for taking too long.
     pub fn deadline(&self) -> Option<Instant> {
-        self.attempt.deadline
+        self.attempt.began.get()?.checked_add(self.attempt.timeout?)
     }
 
     /// Completes when the attempt should end before it is done; says why.
@@ -182,6 +187,22 @@ impl TaskContext {
         // A second reason changes nothing.
         let _ = self.attempt.reason.set(reason);
         self.attempt.cancelled.cancel();
+    }
+
+    /// The attempt begins.
+    pub(crate) fn begin(&self, at: Instant) {
+        // It begins once; a second time changes nothing.
+        let _ = self.attempt.began.set(at);
+    }
+
+    /// When the attempt began, if it has.
+    pub(crate) fn began(&self) -> Option<Instant> {
+        self.attempt.began.get().copied()
+    }
+
+    /// How long the attempt may take.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.attempt.timeout
     }
 
     /// The lease was good at that time.

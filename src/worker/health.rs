@@ -20,6 +20,7 @@ pub struct WorkerHealth {
     connected: AtomicBool,
     draining: AtomicBool,
     running: AtomicUsize,
+    waiting: AtomicUsize,
     stuck: AtomicUsize,
     concurrency: usize,
 }
@@ -34,6 +35,7 @@ impl WorkerHealth {
             connected: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             running: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             stuck: AtomicUsize::new(0),
             concurrency,
         }
@@ -74,6 +76,11 @@ impl WorkerHealth {
     /// How many handlers run.
     pub fn running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
+    }
+
+    /// How many tasks were claimed ahead and wait for a handler.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
     }
 
     /// How many places are held by handlers that were dropped and go on all the
@@ -118,8 +125,9 @@ impl WorkerHealth {
         self.connected.swap(connected, Ordering::Relaxed) != connected
     }
 
-    pub(super) fn set_running(&self, count: usize) {
-        self.running.store(count, Ordering::Relaxed);
+    pub(super) fn set_busy(&self, running: usize, waiting: usize) {
+        self.running.store(running, Ordering::Relaxed);
+        self.waiting.store(waiting, Ordering::Relaxed);
     }
 
     pub(super) fn set_stuck(&self, count: usize) {

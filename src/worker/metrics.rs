@@ -32,6 +32,8 @@ pub struct WorkerMetrics {
     cancelled: Family<Reason, Counter>,
     killed: Counter,
     running: Gauge,
+    waiting: Gauge,
+    given_back: Counter,
     handler_seconds: Histogram,
     claim_seconds: Histogram,
     broker_errors: Counter,
@@ -48,6 +50,8 @@ impl Default for WorkerMetrics {
             cancelled: Family::default(),
             killed: Counter::default(),
             running: Gauge::default(),
+            waiting: Gauge::default(),
+            given_back: Counter::default(),
             handler_seconds: Histogram::new(exponential_buckets(0.001, 4.0, 10)),
             claim_seconds: Histogram::new(exponential_buckets(0.000_1, 4.0, 10)),
             broker_errors: Counter::default(),
@@ -66,6 +70,10 @@ impl WorkerMetrics {
         let help = "Handlers that were dropped because they did not end when asked";
         registry.register("windlass_worker_killed", help, self.killed.clone());
         registry.register("windlass_worker_running", "Handlers that run", self.running.clone());
+        let help = "Tasks that were claimed ahead and wait for a handler";
+        registry.register("windlass_worker_waiting", help, self.waiting.clone());
+        let help = "Tasks that were claimed ahead and given back, because no handler became free for them in time";
+        registry.register("windlass_worker_given_back", help, self.given_back.clone());
         registry.register("windlass_worker_handler_seconds", "How long handlers ran", self.handler_seconds.clone());
         let help = "How long the broker took to answer a claim, or a settlement with the claim of the next task";
         registry.register("windlass_worker_claim_seconds", help, self.claim_seconds.clone());
@@ -103,8 +111,13 @@ impl WorkerMetrics {
         self.handler_seconds.observe(took.as_secs_f64());
     }
 
-    pub(super) fn set_running(&self, count: usize) {
-        self.running.set(count as i64);
+    pub(super) fn set_busy(&self, running: usize, waiting: usize) {
+        self.running.set(running as i64);
+        self.waiting.set(waiting as i64);
+    }
+
+    pub(super) fn add_given_back(&self, count: usize) {
+        self.given_back.inc_by(count as u64);
     }
 
     pub(super) fn add_broker_error(&self) {

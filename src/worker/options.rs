@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::broker::{BrokerError, Result, WorkerInfo};
 use crate::protocol::names::{Capabilities, TaskType, WorkerId};
 
@@ -9,8 +11,9 @@ use crate::protocol::names::{Capabilities, TaskType, WorkerId};
 /// timeouts, retries) is in the queue's policy instead.
 #[derive(Debug, Clone)]
 pub struct WorkerOptions {
-    /// The most tasks at a time (10). A finished one counts until the broker
-    /// knows that it is.
+    /// The most handlers at a time (10). With handlers that take longer than a
+    /// few milliseconds also the most tasks: a finished one counts until the
+    /// broker knows that it is, and nothing is claimed ahead.
     pub concurrency: usize,
     /// The types that it can do (every type).
     pub capabilities: Capabilities,
@@ -64,11 +67,14 @@ pub struct WorkerPlace {
     /// The container in the pod. With the pod's UID it is the place that only
     /// one worker has at a time: a new one supersedes the one before.
     pub container: Option<String>,
+    /// The UID of the WorkerPool that it belongs to, in a cluster.
+    pub pool: Option<String>,
 }
 
 impl WorkerPlace {
-    /// What the environment tells: `WINDLASS_POD_NAME`, `WINDLASS_POD_UID` and
-    /// `WINDLASS_CONTAINER` (set them from the downward API), and the host's name.
+    /// What the environment tells: `WINDLASS_POD_NAME`, `WINDLASS_POD_UID`,
+    /// `WINDLASS_CONTAINER` and `WINDLASS_POOL_UID` (the operator sets them in a
+    /// pool's pods), and the host's name.
     pub fn from_environment() -> Self {
         let told = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
         let kernel = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
@@ -78,6 +84,7 @@ impl WorkerPlace {
             pod: told("WINDLASS_POD_NAME"),
             pod_uid: told("WINDLASS_POD_UID"),
             container: told("WINDLASS_CONTAINER"),
+            pool: told("WINDLASS_POOL_UID"),
         }
     }
 
@@ -93,6 +100,8 @@ impl WorkerPlace {
             container: self.container.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             types,
+            pool: self.pool.clone(),
+            started: Some(Timestamp::now()),
         }
     }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::get;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use super::WorkerHandle;
+use crate::probes;
 
 struct Shown {
     handle: WorkerHandle,
@@ -35,25 +35,13 @@ pub async fn serve(listener: TcpListener, handle: WorkerHandle, registry: Arc<Re
 }
 
 async fn livez(State(shown): State<Arc<Shown>>) -> Response {
-    verdict(shown.handle.health().why_not_live())
+    probes::verdict(shown.handle.health().why_not_live())
 }
 
 async fn readyz(State(shown): State<Arc<Shown>>) -> Response {
-    verdict(shown.handle.health().why_not_ready().map(str::to_owned))
-}
-
-fn verdict(problem: Option<String>) -> Response {
-    match problem {
-        None => (StatusCode::OK, "ok\n").into_response(),
-        Some(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n").into_response(),
-    }
+    probes::verdict(shown.handle.health().why_not_ready().map(str::to_owned))
 }
 
 async fn metrics(State(shown): State<Arc<Shown>>) -> Response {
-    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, &shown.registry) {
-        Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
+    probes::metrics(&shown.registry)
 }

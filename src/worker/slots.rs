@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::verdict::Certainty;
@@ -18,20 +17,18 @@ pub(super) struct SlotId {
     generation: u64,
 }
 
-/// An attempt whose handler runs.
-pub(super) struct Running {
+/// An attempt that has not ended: its task waits for a hand, or is in one.
+pub(super) struct Open {
     pub(super) context: TaskContext,
-    pub(super) started: Instant,
     pub(super) certainty: Certainty,
     /// When its handler is dropped, once it was asked to end.
     pub(super) kill_at: Option<Instant>,
-    abort: AbortHandle,
 }
 
 enum State {
     Free,
-    Running(Running),
-    /// The handler has ended; the broker does not know yet.
+    Open(Open),
+    /// The attempt is over; the broker does not know yet.
     Ended(TaskContext),
 }
 
@@ -40,30 +37,25 @@ struct Slot {
     state: State,
 }
 
-/// All places. Dropping them drops the handlers.
+/// All places.
+#[derive(Default)]
 pub(super) struct Slots {
     slots: Vec<Slot>,
     free: Vec<usize>,
-    concurrency: usize,
-    running: usize,
-    /// Handlers that were dropped and may not have noticed.
-    stuck: Vec<AbortHandle>,
+    open: usize,
+    /// Open ones that a worker was lost with before.
+    suspects: usize,
 }
 
 impl Slots {
-    pub(super) fn new(concurrency: usize) -> Self {
-        let slots = (0..concurrency).map(|_| Slot { generation: 0, state: State::Free }).collect();
-        Self { slots, free: (0..concurrency).rev().collect(), concurrency, running: 0, stuck: Vec::new() }
+    /// How many attempts have not ended.
+    pub(super) fn open(&self) -> usize {
+        self.open
     }
 
-    /// How many tasks could be begun.
-    pub(super) fn free(&self) -> usize {
-        self.concurrency.saturating_sub(self.held() + self.stuck.len())
-    }
-
-    /// How many handlers run.
-    pub(super) fn running(&self) -> usize {
-        self.running
+    /// How many of them a worker was lost with before.
+    pub(super) fn suspects(&self) -> usize {
+        self.suspects
     }
 
     /// Whether every task is settled.
@@ -76,53 +68,36 @@ impl Slots {
         self.slots.len() - self.free.len()
     }
 
-    /// A place for one more task. There is always one: what was handed back
-    /// after a lost answer may be more than was asked for.
-    pub(super) fn reserve(&mut self) -> SlotId {
+    /// A task has come.
+    pub(super) fn add(&mut self, context: TaskContext) -> SlotId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, state: State::Free });
             self.slots.len() - 1
         });
-        SlotId { index, generation: self.slots[index].generation }
+        self.open += 1;
+        self.suspects += usize::from(is_suspect(&context));
+        let slot = &mut self.slots[index];
+        slot.state = State::Open(Open { context, certainty: Certainty::Presumed, kill_at: None });
+        SlotId { index, generation: slot.generation }
     }
 
-    /// The handler of a task runs.
-    pub(super) fn occupy(&mut self, id: SlotId, context: TaskContext, started: Instant, abort: AbortHandle) {
-        let running = Running { context, started, certainty: Certainty::Presumed, kill_at: None, abort };
-        self.slots[id.index].state = State::Running(running);
-        self.running += 1;
-    }
-
-    /// A task that is not to be run: it is only held until it is given back.
-    pub(super) fn keep(&mut self, id: SlotId, context: TaskContext) {
-        self.slots[id.index].state = State::Ended(context);
-    }
-
-    /// An attempt that runs, if it still does.
-    pub(super) fn running_mut(&mut self, id: SlotId) -> Option<&mut Running> {
+    /// An attempt that has not ended, if that is still so.
+    pub(super) fn open_mut(&mut self, id: SlotId) -> Option<&mut Open> {
         match &mut self.slots[id.index] {
-            Slot { generation, state: State::Running(running) } if *generation == id.generation => Some(running),
+            Slot { generation, state: State::Open(open) } if *generation == id.generation => Some(open),
             _ => None,
         }
     }
 
-    /// The handler has ended by itself. `None` if the worker has given it up before.
-    pub(super) fn end(&mut self, id: SlotId) -> Option<Running> {
-        self.running_mut(id)?;
+    /// An attempt is over. `None` if it was before.
+    pub(super) fn end(&mut self, id: SlotId) -> Option<Open> {
+        self.open_mut(id)?;
         let slot = &mut self.slots[id.index];
-        let State::Running(running) = std::mem::replace(&mut slot.state, State::Free) else { return None };
-        slot.state = State::Ended(running.context.clone());
-        self.running -= 1;
-        Some(running)
-    }
-
-    /// Drops the handler. One that never yields goes on all the same: its place
-    /// is lost until it does.
-    pub(super) fn kill(&mut self, id: SlotId) -> Option<Running> {
-        let running = self.end(id)?;
-        running.abort.abort();
-        self.stuck.push(running.abort.clone());
-        Some(running)
+        let State::Open(open) = std::mem::replace(&mut slot.state, State::Free) else { return None };
+        slot.state = State::Ended(open.context.clone());
+        self.open -= 1;
+        self.suspects -= usize::from(is_suspect(&open.context));
+        Some(open)
     }
 
     /// The task is settled, or somebody else's.
@@ -135,27 +110,27 @@ impl Slots {
         }
     }
 
-    /// Those that run.
-    pub(super) fn all_running(&self) -> Vec<SlotId> {
-        let running = |(index, slot): (usize, &Slot)| {
-            matches!(slot.state, State::Running(_)).then_some(SlotId { index, generation: slot.generation })
+    /// Those that have not ended.
+    pub(super) fn all_open(&self) -> Vec<SlotId> {
+        let open = |(index, slot): (usize, &Slot)| {
+            matches!(slot.state, State::Open(_)).then_some(SlotId { index, generation: slot.generation })
         };
-        self.slots.iter().enumerate().filter_map(running).collect()
+        self.slots.iter().enumerate().filter_map(open).collect()
     }
 
-    /// The one that runs this task.
-    pub(super) fn running_task(&self, task: &TaskId) -> Option<SlotId> {
-        let is_it = |slot: &Slot| matches!(&slot.state, State::Running(r) if r.context.task().lease.task == *task);
+    /// The attempt at this task that has not ended.
+    pub(super) fn open_task(&self, task: &TaskId) -> Option<SlotId> {
+        let is_it = |slot: &Slot| matches!(&slot.state, State::Open(open) if open.context.task().lease.task == *task);
         let index = self.slots.iter().position(is_it)?;
         Some(SlotId { index, generation: self.slots[index].generation })
     }
 
-    /// Every lease to be renewed: also of what has ended, until that is known.
+    /// Every lease to be renewed: also of what waits, and of what has ended, until that is known.
     pub(super) fn leases(&self) -> (Vec<SlotId>, Vec<Lease>) {
         let lease = |(index, slot): (usize, &Slot)| {
             let context = match &slot.state {
                 State::Free => return None,
-                State::Running(running) => &running.context,
+                State::Open(open) => &open.context,
                 State::Ended(context) => context,
             };
             Some((SlotId { index, generation: slot.generation }, context.task().lease.clone()))
@@ -166,7 +141,7 @@ impl Slots {
     /// The lease was good at that time.
     pub(super) fn renewed(&self, id: SlotId, at: Instant) {
         match &self.slots[id.index] {
-            Slot { generation, state: State::Running(Running { context, .. }) | State::Ended(context) }
+            Slot { generation, state: State::Open(Open { context, .. }) | State::Ended(context) }
                 if *generation == id.generation =>
             {
                 context.renewed_at(at);
@@ -174,22 +149,11 @@ impl Slots {
             _ => {}
         }
     }
-
-    /// Forgets dropped handlers that are gone; says how many are not.
-    pub(super) fn count_stuck(&mut self) -> usize {
-        self.stuck.retain(|handle| !handle.is_finished());
-        self.stuck.len()
-    }
 }
 
-impl Drop for Slots {
-    fn drop(&mut self) {
-        for slot in &self.slots {
-            if let State::Running(running) = &slot.state {
-                running.abort.abort();
-            }
-        }
-    }
+/// Whether a worker was lost with this task: it may be why.
+fn is_suspect(context: &TaskContext) -> bool {
+    context.task().crash_count > 0
 }
 
 /// What time asks of an attempt.
@@ -205,7 +169,7 @@ pub(super) enum Due {
     Kill,
 }
 
-impl Running {
+impl Open {
     /// What is due now. `visibility` is how long a lease lasts without renewal.
     pub(super) fn due(&self, now: Instant, visibility: Duration) -> Due {
         if let Some(at) = self.kill_at {
@@ -215,7 +179,13 @@ impl Running {
             return Due::Noticed;
         }
         let is_over = |end: Option<Instant>| end.is_some_and(|end| end <= now);
-        let (expires, deadline) = (self.context.last_renewed().checked_add(visibility), self.context.deadline());
+        let expires = self.context.last_renewed().checked_add(visibility);
+        let deadline = if self.context.began().is_some() {
+            self.context.deadline()
+        } else {
+            // The earliest that there can be, should it begin at once.
+            self.context.timeout().and_then(|timeout| now.checked_add(timeout)).filter(|at| *at > now)
+        };
         if is_over(expires) {
             Due::Cancel(CancelReason::LeaseLost)
         } else if is_over(deadline) {

@@ -4,15 +4,14 @@ use std::num::NonZeroU32;
 
 use serde::Serialize;
 
-use super::{Desk, FilterArgs};
+use super::{Desk, DeskArgs, FilterArgs};
 use crate::broker::Broker;
-use crate::cli::connection::{EventLogArgs, QueueArgs};
 use crate::cli::error::CliError;
-use crate::cli::output::{Format, OutputArgs, print, remark};
+use crate::cli::output::{Format, print, remark};
 use crate::cli::progress::Progress;
 use crate::cli::task::input;
 use crate::cli::units::parse_rate;
-use crate::dead_letters::{DeadLettersError, Discard, DiscardOutcome, Guard, Replay, ReplayOutcome, Run, Selection};
+use crate::dead_letters::{Discard, DiscardOutcome, Guard, Replay, ReplayOutcome, Report, Run, Selection, Step};
 use crate::protocol::names::DeadLetterId;
 
 /// With more dead letters than this, a table shows only those that something else became of.
@@ -39,11 +38,7 @@ struct WhichArgs {
     #[command(flatten)]
     filter: FilterArgs,
     #[command(flatten)]
-    queue: QueueArgs,
-    #[command(flatten)]
-    event_log: EventLogArgs,
-    #[command(flatten)]
-    output: OutputArgs,
+    desk: DeskArgs,
 }
 
 /// Arguments of `windlass dlq replay`.
@@ -179,27 +174,51 @@ fn read_discard(outcome: &DiscardOutcome) -> Reading {
     }
 }
 
+/// What became of each, while it is shown how far it is.
+struct Dealt<O> {
+    what: &'static str,
+    progress: Option<Progress>,
+    letters: Vec<(DeadLetterId, O)>,
+}
+
+impl<O: Clone> Dealt<O> {
+    /// `what` is what is counted.
+    fn new(what: &'static str) -> Self {
+        Self { what, progress: None, letters: Vec::new() }
+    }
+
+    fn add(&mut self, step: &Step<'_, O>) {
+        let bar = self.progress.get_or_insert_with(|| Progress::new(Some(step.total as u64), self.what));
+        bar.at(step.done as u64);
+        self.letters.push((step.id.clone(), step.outcome.clone()));
+    }
+
+    /// All of them; the bar is gone.
+    fn done(self) -> Vec<(DeadLetterId, O)> {
+        self.letters
+    }
+}
+
 /// Prints a report; an id that was named and not dealt with is an error.
 fn report<C: Serialize, O: Serialize>(
     which: &WhichArgs,
     desk: &Desk,
-    counts: C,
-    dealt: &[(DeadLetterId, O)],
+    dealt: Vec<(DeadLetterId, O)>,
+    Report { counts, stopped }: Report<C>,
     read: impl Fn(&O) -> Reading,
-    stopped: Option<DeadLettersError>,
 ) -> Result<(), CliError> {
     let letters = dealt.iter().map(|(id, outcome)| LetterOut { dlq_id: id.to_string(), outcome }).collect();
     let shown = ReportOut { queue: desk.queue.name.to_string(), dry_run: which.dry_run, counts, letters };
     let mut problem = None;
     let mut lines = String::new();
-    for (id, outcome) in dealt {
+    for (id, outcome) in &dealt {
         let reading = read(outcome);
         if dealt.len() <= MOST_ROWS || reading.problem.is_some() {
             lines += &format!("{id} {}\n", reading.words);
         }
         problem = problem.or(reading.problem.map(|error| (id, error)));
     }
-    match which.output.format {
+    match which.desk.output.format {
         Format::Table if dealt.is_empty() => print("No dead letters found.\n")?,
         Format::Table => {
             print(&lines)?;
@@ -207,7 +226,7 @@ fn report<C: Serialize, O: Serialize>(
                 remark(&format!("{} dead letters were dealt with: {}", dealt.len(), counted(&shown.counts)));
             }
         }
-        Format::Json | Format::Yaml => which.output.one(&shown, String::new)?,
+        Format::Json | Format::Yaml => which.desk.output.one(&shown, String::new)?,
     }
     if let Some(error) = stopped {
         let done = dealt.len();
@@ -235,7 +254,7 @@ fn counted<C: Serialize>(counts: &C) -> String {
 pub(super) async fn replay(args: ReplayArgs) -> Result<(), CliError> {
     let which = &args.which;
     which.check()?;
-    let desk = Desk::open(&which.queue, &which.event_log).await?;
+    let desk = which.desk.open().await?;
     let mut replay = Replay::new(which.selection(&desk).await?, which.person());
     replay.reason = args.reason.clone();
     replay.run = which.run();
@@ -246,36 +265,20 @@ pub(super) async fn replay(args: ReplayArgs) -> Result<(), CliError> {
         let limit = desk.queue.broker.policy().await?.limits.payload_bytes;
         replay.payload = Some(input::payload(word, limit).await?);
     }
-    let mut dealt = Vec::new();
-    let mut progress: Option<Progress> = None;
-    let outcome = desk.letters.replay(&replay, |step| {
-        let bar = progress.get_or_insert_with(|| Progress::new(Some(step.total as u64), "dead letters replayed"));
-        bar.at(step.done as u64);
-        dealt.push((step.id.clone(), step.outcome.clone()));
-    });
-    let outcome = outcome.await;
-    drop(progress);
-    let outcome = outcome?;
-    report(which, &desk, outcome.counts, &dealt, read_replay, outcome.stopped)
+    let mut dealt = Dealt::new("dead letters replayed");
+    let done = desk.letters.replay(&replay, |step| dealt.add(&step)).await;
+    report(which, &desk, dealt.done(), done?, read_replay)
 }
 
 /// Runs `windlass dlq discard`.
 pub(super) async fn discard(args: DiscardArgs) -> Result<(), CliError> {
     let which = &args.which;
     which.check()?;
-    let desk = Desk::open(&which.queue, &which.event_log).await?;
+    let desk = which.desk.open().await?;
     let mut discard = Discard::new(which.selection(&desk).await?, which.person(), args.reason.clone());
     discard.run = which.run();
     discard.limit = which.limit.map(|limit| limit as usize);
-    let mut dealt = Vec::new();
-    let mut progress: Option<Progress> = None;
-    let outcome = desk.letters.discard(&discard, |step| {
-        let bar = progress.get_or_insert_with(|| Progress::new(Some(step.total as u64), "dead letters discarded"));
-        bar.at(step.done as u64);
-        dealt.push((step.id.clone(), step.outcome.clone()));
-    });
-    let outcome = outcome.await;
-    drop(progress);
-    let outcome = outcome?;
-    report(which, &desk, outcome.counts, &dealt, read_discard, outcome.stopped)
+    let mut dealt = Dealt::new("dead letters discarded");
+    let done = desk.letters.discard(&discard, |step| dealt.add(&step)).await;
+    report(which, &desk, dealt.done(), done?, read_discard)
 }

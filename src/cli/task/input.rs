@@ -2,17 +2,22 @@
 //!
 //! Standard input is read by a thread of its own, which simply ends with the
 //! process: a read cannot be taken back. There is no limit in time, because
-//! whoever writes may be slow for good reasons; memory is what is bounded.
+//! whoever writes may be slow for good reasons, but what is waited for is said;
+//! memory is what is bounded.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::path::Path;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 
 use crate::cli::error::CliError;
 use crate::cli::output::remark;
 use crate::protocol::task::Payload;
+
+/// For how long a payload may take to end before it is said that it is waited for.
+const SILENCE: Duration = Duration::from_secs(3);
 
 /// How many lines are read ahead.
 const LINES_AHEAD: usize = 256;
@@ -55,10 +60,17 @@ pub(in crate::cli) async fn payload(word: &str, limit: u64) -> Result<Payload, C
         Some(path) => (read_whole(open(path)?, path, limit)?, format!("the file {path}")),
         None if word == "-" => {
             invite("the payload");
-            let (sender, receiver) = tokio::sync::oneshot::channel();
+            let (sender, mut receiver) = tokio::sync::oneshot::channel();
             // Whoever waits may be gone by then.
             std::thread::spawn(move || drop(sender.send(read_whole(std::io::stdin(), "standard input", limit))));
-            let text = receiver.await.map_err(|_| CliError::failed("standard input could not be read"))?;
+            let read = match tokio::time::timeout(SILENCE, &mut receiver).await {
+                Ok(read) => read,
+                Err(_) => {
+                    remark("note: standard input has not ended yet; the payload is what comes before its end");
+                    receiver.await
+                }
+            };
+            let text = read.map_err(|_| CliError::failed("standard input could not be read"))?;
             (text?, "standard input".to_owned())
         }
         None => (word.to_owned(), "--payload".to_owned()),
