@@ -15,10 +15,10 @@ TARGET_DIR = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev servers crds check test bench stress chaos clean
+.PHONY: help demo dev servers kubernetes cluster cluster-down crds image check test bench stress chaos soak clusters clean
 
 help: ## Say what each target does
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
 
 demo: ## See it work: windlass dev on examples/demo, with work that succeeds, fails, retries, waits and dies
 	cargo build
@@ -31,8 +31,22 @@ dev: ## Leave windlass dev running on examples/demo, until Ctrl-C
 servers: ## Get the Redis, Valkey and PostgreSQL servers the tests run against
 	@tests/servers/install.sh
 
-crds: ## Make the definitions under crds/ from the types in src/crd
+kubernetes: ## Build the Kubernetes that the tests run on (once; up to half an hour on two cores)
+	@tests/servers/install.sh --kubernetes
+
+cluster: kubernetes ## Start a Kubernetes with two nodes (without root: with none) and say how to use it
+	@tests/cluster/cluster.py start
+
+cluster-down: ## End the cluster that `make cluster` started
+	@tests/cluster/cluster.py stop
+
+crds: ## Make the definitions under crds/ from the types in src/crd, and the chart's copies
 	cargo run --quiet -- crd --dir crds
+	cp crds/*.yaml charts/windlass/files/crds/
+
+# IMAGE_ARCH: amd64 or arm64; this machine's by default.
+image: ## Build the Dockerfile without Docker or a registry, and check the image (once up to a quarter of an hour)
+	@tests/image/build.sh $(IMAGE_ARCH)
 
 check: ## Check formatting, lints and docs, and run the unit tests (needs no server)
 	cargo fmt --check
@@ -44,8 +58,11 @@ check: ## Check formatting, lints and docs, and run the unit tests (needs no ser
 # cargo runs share one profile, so that nothing is compiled twice.
 test: ## Run everything: check, then the integration and doc tests
 	@$(MAKE) --no-print-directory servers
+	@$(MAKE) --no-print-directory kubernetes
+	@tests/cluster/cluster.py check || true
 	@$(MAKE) --no-print-directory check
 	cargo test
+	@tests/cluster/cluster.py check || true
 
 bench: ## Measure Windlass beside BullMQ and asynq (BENCH_ARGS="..." for more arguments)
 	@tests/servers/install.sh --peers
@@ -55,9 +72,16 @@ bench: ## Measure Windlass beside BullMQ and asynq (BENCH_ARGS="..." for more ar
 stress: servers ## Run the long versions of the stress tests
 	WINDLASS_STRESS=full cargo test --release --test stress -- --nocapture
 
-chaos: servers ## Kill workers and Redis under load, in the long version
+chaos: servers kubernetes ## Kill workers, Redis and the operator, in the long version
 	cargo build --bins --examples
 	WINDLASS_CHAOS=full cargo test --test worker_chaos -- --nocapture
+	WINDLASS_CHAOS=full cargo test --test operator --test operator_pools kills -- --nocapture
+
+soak: servers kubernetes ## Ten minutes of work in pods while everything is restarted, one after the other
+	WINDLASS_SOAK=full cargo test --test e2e_install soak -- --nocapture
+
+clusters: kubernetes ## Start clusters and end or kill them, twenty times each
+	WINDLASS_CLUSTER=full cargo test --test cluster lifecycle -- --nocapture
 
 clean: ## Remove what cargo built (the servers in the cache stay)
 	cargo clean

@@ -8,6 +8,7 @@ mod cli {
     mod enqueue;
     mod events;
     mod ground;
+    mod progress;
     mod queues;
     mod tasks;
     mod usage;

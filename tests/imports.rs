@@ -58,6 +58,14 @@ const IMPURE: [&str; 6] = ["tokio", "redis", "kube", "k8s_openapi", "sqlx", "jif
 const EVENT_LOG: &[&str] = &["src/event_log.rs", "src/event_log/"];
 const BEHIND_THE_BROKER: [&str; 3] = ["broker::redis", "broker::model", "broker::session"];
 
+/// The part that knows Kubernetes, and what it must not reach for: Redis commands, worker and handlers, SQL.
+const OPERATOR: &[&str] = &["src/operator.rs", "src/operator/"];
+const BEYOND_THE_OPERATOR: [&str; 5] =
+    ["crate::worker", "crate::dev", "crate::cli", "crate::conformance", "broker::model"];
+
+/// The parts that Kubernetes is nothing to, though they carry what the operator needs.
+const BELOW_THE_OPERATOR: &[&str] = &["src/broker", "src/maintenance", "src/protocol", "src/event_log", "src/worker"];
+
 /// How every key of a queue begins.
 const KEY_PREFIX: &str = "windlass:{";
 
@@ -94,6 +102,12 @@ fn breaches_of(source: &Source) -> Vec<Breach> {
         }
         if source.is_under(EVENT_LOG) && BEHIND_THE_BROKER.iter().any(|module| code.contains(module)) {
             breach("the event log knows the broker's events, not how a broker works".to_owned());
+        }
+        if source.is_under(OPERATOR) && BEYOND_THE_OPERATOR.iter().any(|module| code.contains(module)) {
+            breach("the operator knows queues and objects, not how a task is run or typed".to_owned());
+        }
+        if source.is_under(BELOW_THE_OPERATOR) && code.contains("crate::operator") {
+            breach("what the operator stands on must not know it".to_owned());
         }
         if line.replace("{{", "{").contains(KEY_PREFIX) && source.path != KEYS {
             breach(format!("only {KEYS} spells keys"));
@@ -200,7 +214,7 @@ fn the_places_that_the_rules_allow_are_used() {
         let named = |source: &&Source| source.text.lines().any(|line| names_crate(code_of(line), only.name));
         sources.iter().filter(|source| source.is_under(only.places)).any(|source| named(&source))
     };
-    for name in ["redis", "sqlx", "jiff_sqlx"] {
+    for name in ["redis", "kube", "k8s_openapi", "sqlx", "jiff_sqlx"] {
         assert!(CRATES.iter().any(|only| only.name == name && used(only)), "{name} is named where it may be");
     }
     assert!(sources.iter().any(|source| source.path == KEYS && source.text.contains("windlass:{{{")));
@@ -275,6 +289,16 @@ fn an_event_log_that_reaches_behind_the_broker_is_found() {
     assert_eq!(broken("src/event_log/events.rs", line), 1);
     assert_eq!(broken("src/event_log/events.rs", "use crate::broker::{Event, OutboxEntry};"), 0);
     assert_eq!(broken("src/maintenance.rs", line), 0);
+}
+
+#[test]
+fn an_operator_that_runs_tasks_and_a_broker_that_knows_it_are_found() {
+    assert_eq!(broken("src/operator/pool.rs", "use crate::worker::Worker;"), 1);
+    assert_eq!(broken("src/operator.rs", "let code = crate::cli::error::Kind::Failed;"), 1);
+    assert_eq!(broken("src/operator/queue/apply.rs", "use crate::broker::redis::RedisBroker;"), 0);
+    assert_eq!(broken("src/operator/queue/apply.rs", "use redis::Cmd;"), 1);
+    assert_eq!(broken("src/maintenance/runner.rs", "use crate::operator::context::Context;"), 1);
+    assert_eq!(broken("src/cli/operator.rs", "use crate::operator::Options;"), 0);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod support;
 
 mod worker {
+    mod ahead;
     mod chaos;
     mod drain;
     mod ground;

@@ -333,6 +333,8 @@ fn worker_info(id: &WorkerId, kind: &str, place: Option<&str>) -> WorkerInfo {
         container: place.map(|_| "worker".to_owned()),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         types: types(kind).types().cloned().collect(),
+        pool: None,
+        started: None,
     }
 }
 

@@ -209,6 +209,22 @@ async fn drain(queue: &Queue<'_>) -> (usize, usize) {
     }
 }
 
+/// Readers of results and dead letters may take every field for UTF-8; says how many entries there are.
+async fn readable(queue: &Queue<'_>, stream: &str) -> usize {
+    let (mut seen, mut from) = (0, "-".to_owned());
+    loop {
+        let page: Vec<(String, Vec<Vec<u8>>)> =
+            queue.server.query(&["XRANGE", stream, &from, "+", "COUNT", "1000"]).await;
+        let Some((last, _)) = page.last() else { return seen };
+        from = format!("({last}");
+        seen += page.len();
+        for (id, fields) in &page {
+            let broken = fields.iter().find(|field| std::str::from_utf8(field).is_err());
+            assert!(broken.is_none(), "{stream} {id}: {:?}", broken.map(|field| String::from_utf8_lossy(field)));
+        }
+    }
+}
+
 async fn survives(flavor: Flavor, number: usize) {
     let server = Server::start(flavor).await;
     let queue = Queue::on(&server).await;
@@ -240,6 +256,12 @@ async fn survives(flavor: Flavor, number: usize) {
     );
     assert_eq!(counts.finished as usize, succeeded + died);
     assert_eq!(queue.broker.sweep(Default::default()).await.expect("answered").repaired, []);
+    let keys = queue.broker.keys();
+    assert_eq!(readable(&queue, &keys.dead_letter).await, died);
+    assert!(
+        readable(&queue, &keys.result).await >= succeeded + died,
+        "a result each, and one for each known duplicate"
+    );
     assert!(succeeded > number / 10 && died > number / 10 && aliases > 0, "{succeeded} {died} {aliases}");
     let all = started.elapsed();
     eprintln!(

@@ -66,15 +66,31 @@ impl<'a> Queue<'a> {
     }
 
     /// Every key of the queue with its whole content.
-    pub(crate) async fn snapshot(&self) -> BTreeMap<String, Vec<u8>> {
+    pub(crate) async fn snapshot(&self) -> BTreeMap<String, Vec<Vec<u8>>> {
         let pattern = format!("{}*", self.broker.keys().prefix());
         let names: Vec<String> = self.server.query(&["KEYS", &pattern]).await;
         let mut all = BTreeMap::new();
         for name in names {
-            let content: Vec<u8> = self.server.query(&["DUMP", &name]).await;
+            let content = self.content(&name).await;
             all.insert(name, content);
         }
         all
+    }
+
+    /// What a key holds. A hash and a set have no order of their own: Redis may tell the same one in
+    /// another order while its table grows, so that their serialized forms differ.
+    async fn content(&self, name: &str) -> Vec<Vec<u8>> {
+        let kind: String = self.server.query(&["TYPE", name]).await;
+        let mut parts: Vec<Vec<u8>> = match kind.as_str() {
+            "hash" => {
+                let flat: Vec<Vec<u8>> = self.server.query(&["HGETALL", name]).await;
+                flat.chunks(2).map(|pair| pair.join(&b"="[..])).collect()
+            }
+            "set" => self.server.query(&["SMEMBERS", name]).await,
+            _ => vec![self.server.query(&["DUMP", name]).await],
+        };
+        parts.sort();
+        parts
     }
 
     /// Tries something that must be refused, and checks that nothing changed.

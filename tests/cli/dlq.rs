@@ -45,6 +45,23 @@ async fn dead_letters_read_as_causes_and_one_by_one() {
     ground.run(&["dlq", "list", "--type", "other", "-o", "json"]).await.said(&["[]"]);
 }
 
+/// A program's last words begin with how it came there; two causes must not read as one.
+#[tokio::test]
+async fn causes_with_tracebacks_are_told_apart_by_their_errors() {
+    let ground = Ground::new(&hasty()).await;
+    let frames = "  File \"greet.py\", line 3, in <module>\n    print(task[\"payload\"][\"name\"])\n".repeat(3);
+    for error in ["KeyError: 'name'", "OSError: [Errno 28] No space left on device"] {
+        let id = ground.enqueued(&[]).await;
+        ground.let_die(&format!("Traceback (most recent call last):\n{frames}{error}")).await;
+        for shown in [&["dlq", "list"][..], &["dlq", "list", "--all"], &["task", "list"], &["task", "explain", &id]] {
+            ground.run(shown).await.said(&[&format!("… {error}")]);
+        }
+        ground.run(&["dlq", "show", &id]).await.said(&["Traceback", "line 3", error]);
+    }
+    let causes = ground.run(&["dlq", "list", "-o", "json"]).await.json();
+    assert_eq!(list(&causes).len(), 2);
+}
+
 #[tokio::test]
 async fn a_dead_letter_is_shown_whole_by_its_own_name_or_its_task_s() {
     let ground = three_causes(&hasty()).await;

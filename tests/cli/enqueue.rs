@@ -1,5 +1,7 @@
 //! `windlass task enqueue`.
 
+use std::process::Stdio;
+
 use serde_json::{Value, json};
 use windlass::broker::Broker;
 use windlass::protocol::policy::{Mode, Policy};
@@ -125,6 +127,30 @@ async fn a_payload_comes_from_a_file_or_from_standard_input() {
 }
 
 /// The writer never ends; the command reads no more than the queue takes.
+/// Whoever writes may be slow; that the command waits is said, and what comes in the end counts.
+#[tokio::test]
+async fn a_payload_on_standard_input_that_does_not_end_is_waited_for_with_a_sentence() {
+    use std::io::{BufRead, BufReader, Write};
+    let ground = Ground::new(&Policy::default()).await;
+    let mut command = ground.command(&["task", "enqueue", "--type", "send", "--payload", "-", "-o", "json"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let waits = move || {
+        let mut child = command.spawn().expect("it starts");
+        let mut stdin = child.stdin.take().expect("piped");
+        stdin.write_all(b"[1, ").expect("it reads");
+        let mut said = String::new();
+        BufReader::new(child.stderr.take().expect("piped")).read_line(&mut said).expect("text");
+        assert!(said.contains("standard input has not ended yet"), "{said}");
+        assert!(child.try_wait().expect("asked").is_none(), "it waits");
+        stdin.write_all(b"2]").expect("it still reads");
+        drop(stdin);
+        child.wait_with_output().expect("it ends")
+    };
+    let output = tokio::task::spawn_blocking(waits).await.expect("no panic");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(ground.broker.counts().await.expect("counted").backlog, 1);
+}
+
 #[tokio::test]
 async fn a_payload_on_standard_input_that_is_too_large_is_refused_while_it_is_read() {
     let mut policy = Policy::default();

@@ -178,6 +178,8 @@ impl Ground {
             container: None,
             version: "1".into(),
             types,
+            pool: None,
+            started: None,
         };
         self.broker.register(&info).await.expect("registered");
         id

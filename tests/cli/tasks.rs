@@ -169,6 +169,15 @@ async fn a_task_explains_itself() {
     assert_eq!(told["state"], "failed");
     assert!(told["why"].as_str().expect("words").contains("broken: no such address"), "{told}");
     assert!(told["next"].as_str().expect("words").contains(&format!("windlass dlq replay '{dead}#1'")), "{told}");
+    ground.run(&["dlq", "discard", &dead, "--reason", "a test order"]).await.said(&["is discarded"]);
+    let told = ground.run(&["task", "explain", &dead]).await;
+    told.said(&["broken: no such address", "its dead letter was discarded by ada (a test order)"]);
+    assert!(!told.stdout.contains("replay"), "what cannot be done is not advised: {told:?}");
+    let retried = ground.enqueued(&["--max-retries", "2"]).await;
+    let task = ground.claim().await.remove(0);
+    ground.settle(&task, Outcome::failure("smtp", "no answer")).await;
+    let told = ground.run(&["task", "explain", &retried]).await;
+    told.said(&["waits for retry 1 of 2 after smtp: no answer"]);
     let late = ground.enqueued(&["--delay", "1h"]).await;
     ground.run(&["task", "explain", &late]).await.said(&["waits for its time", "it is queued in 59m"]);
     let closed = Policy { mode: Mode::Closed, ..hasty() };

@@ -59,7 +59,7 @@ async fn a_manifest_that_is_deleted_is_told_and_changes_nothing() {
     let ground = Ground::new(&manifest("[cat]"));
     let dev = ground.start().await;
     std::fs::remove_file(ground.path("manifest.yaml")).expect("removed");
-    ground.logged("manifest.yaml:1: cannot be read").await;
+    ground.logged("manifest.yaml: cannot be read").await;
     let on = ground.queue("q");
     let id = on.enqueue("a", json!({})).await;
     on.reaches(&id, State::Succeeded).await;
@@ -103,10 +103,7 @@ async fn a_changed_handler_takes_over_when_the_old_one_has_finished() {
     let dev = ground.start().await;
     let on = ground.queue("q");
     let slow = on.enqueue("a", json!({})).await;
-    let mut wait = Wait::new("the handler to have begun");
-    while !ground.path("begun").exists() {
-        wait.again("nothing").await;
-    }
+    ground.made("begun").await;
     let spec = queue("q", "{heartbeatPeriodSeconds: 1, visibilityTimeoutSeconds: 30}");
     ground.write("manifest.yaml", &format!("{spec}---\n{}", exec("pool", "q", "[echo, second]")));
     ground.logged("pool changed").await;

@@ -87,6 +87,14 @@ impl Ground {
         }
     }
 
+    /// Waits until a handler has made this file.
+    pub(super) async fn made(&self, name: &str) {
+        let mut wait = Wait::new(format!("{name} to be made"));
+        while !self.path(name).exists() {
+            wait.again(self.log()).await;
+        }
+    }
+
     /// The URL that a shell would get.
     pub(super) fn redis_url(&self) -> String {
         let text = self.read("data/env");

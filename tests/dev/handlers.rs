@@ -27,16 +27,21 @@ fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_containers_command_is_started_and_tasks_are_posted_to_it() {
-    let port = free_port();
-    let pool = format!(
+/// A pool behind HTTP whose server is started here.
+fn web(port: u16) -> String {
+    format!(
         "apiVersion: windlass.dev/v1alpha1\nkind: WorkerPool\nmetadata: {{name: web}}\nspec:\n  \
          queueRef: {{name: q}}\n  replicas: 2\n  handler: {{type: HTTP, http: {{port: {port}, path: /tasks}}}}\n  \
          template:\n    spec:\n      containers:\n      - name: app\n        image: python\n        \
          command: [python3, server.py]\n        args: [\"{port}\"]\n        resources: {{limits: {{cpu: 1}}}}\n        \
          env: [{{name: NAME, value: ada}}, {{name: TOKEN, valueFrom: {{secretKeyRef: {{name: s, key: k}}}}}}]\n"
-    );
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_containers_command_is_started_and_tasks_are_posted_to_it() {
+    let port = free_port();
+    let pool = web(port);
     let ground = Ground::new(&format!("{}---\n{pool}", queue("q", "{}")));
     ground.write("server.py", SERVER);
     let dev = ground.start().await;
@@ -51,6 +56,27 @@ async fn a_containers_command_is_started_and_tasks_are_posted_to_it() {
     on.workers(2).await;
     dev.stop().await;
     assert!(std::net::TcpListener::bind(("127.0.0.1", port)).is_ok(), "the server is gone");
+}
+
+/// Nobody's tasks are sent to whoever happens to listen.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_of_a_stranger_gets_no_tasks_and_is_waited_for() {
+    let port = free_port();
+    let stranger = tokio::net::TcpListener::bind(("127.0.0.1", port)).await.expect("it was free");
+    let ground = Ground::new(&format!("{}---\n{}", queue("q", "{}"), web(port)));
+    ground.write("server.py", SERVER);
+    let dev = ground.start().await;
+    ground.logged(&format!("port {port} is in use by another program")).await;
+    let on = ground.queue("q");
+    let id = on.enqueue("a", json!({"x": 1})).await;
+    // As long as a worker takes to start, several times over.
+    let called = tokio::time::timeout(std::time::Duration::from_secs(3), stranger.accept()).await;
+    assert!(called.is_err(), "somebody called: {called:?}");
+    assert_eq!(on.task(&id).await.state, State::Queued);
+    drop(stranger);
+    let task = on.reaches(&id, State::Succeeded).await;
+    assert_eq!(task.retry_count, 0);
+    dev.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

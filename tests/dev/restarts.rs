@@ -6,7 +6,7 @@ use serde_json::json;
 use windlass::State;
 
 use super::ground::{Ground, is_alive, manifest, parent_of, queue, send};
-use crate::support::servers::{Flavor, Server, Wait};
+use crate::support::servers::{Flavor, Server};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_and_history_survive_a_restart() {
@@ -30,10 +30,7 @@ async fn after_a_kill_9_workers_drain_redis_ends_and_the_next_start_goes_on() {
     let dev = ground.start().await;
     let queue = ground.queue("q");
     let running = queue.enqueue("slow", json!({})).await;
-    let mut wait = Wait::new("the handler to have begun");
-    while !ground.path("begun").exists() {
-        wait.again("nothing").await;
-    }
+    ground.made("begun").await;
     dev.kill9();
     // At once, while the others are still ending.
     let dev = ground.start().await;

@@ -30,10 +30,7 @@ async fn a_killed_worker_is_started_again_and_its_task_done_at_once() {
     let queue = ground.queue("q");
     let id = queue.enqueue("slow", json!({})).await;
     queue.reaches(&id, State::Running).await;
-    let mut wait = Wait::new("the handler to have begun");
-    while !ground.path("begun").exists() {
-        wait.again("nothing").await;
-    }
+    ground.made("begun").await;
     let killed = queue.workers(1).await.remove(0);
     send(killed.info.pid, "KILL");
     let task = queue.reaches(&id, State::Succeeded).await;
@@ -88,10 +85,7 @@ async fn ctrl_c_lets_running_tasks_finish() {
     let mut dev = ground.start().await;
     let queue = ground.queue("q");
     let id = queue.enqueue("slow", json!({})).await;
-    let mut wait = Wait::new("the handler to have begun");
-    while !ground.path("begun").exists() {
-        wait.again("nothing").await;
-    }
+    ground.made("begun").await;
     let worker = queue.workers(1).await[0].info.pid;
     dev.signal("INT");
     assert!(dev.end().await.success());
@@ -110,10 +104,7 @@ async fn a_second_ctrl_c_ends_at_once_and_the_task_comes_back() {
     let mut dev = ground.start().await;
     let queue = ground.queue("q");
     let id = queue.enqueue("slow", json!({})).await;
-    let mut wait = Wait::new("the handler to have begun");
-    while !ground.path("begun").exists() {
-        wait.again("nothing").await;
-    }
+    ground.made("begun").await;
     dev.signal("INT");
     ground.logged("ending: workers finish").await;
     dev.signal("INT");

@@ -1,6 +1,7 @@
 //! Databases that are killed, frozen or away for so long that the outbox is full: work goes on, and history is
 //! whole when they are back.
 
+use std::process::Command;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -16,8 +17,9 @@ use windlass::protocol::policy::{EventRecording, Policy};
 use windlass::{NewTask, State, TaskId};
 
 use super::faults::{sqlite, until};
-use crate::support::ground::{Ground, tasks_that};
+use crate::support::ground::{Ground, example, tasks_that};
 use crate::support::load::hasty_policy;
+use crate::support::logged::Logged;
 use crate::support::servers::{Flavor, Postgres, Server};
 
 /// Every process at once, in the middle of whatever it does; what it had committed is there again.
@@ -69,6 +71,70 @@ async fn history_is_whole_after_postgres_stood_still_under_load() {
     println!("still with {} dead letters and {} entries of history waiting", still.dlq_pending, still.outbox);
 }
 
+/// All that does not end as a dead letter is done, and what happened waits in the outbox.
+async fn done_without_a_database(ground: &Ground) -> windlass::broker::QueueCounts {
+    until(ground, "all the work", |counts| {
+        let unfinished = counts.backlog + counts.running + counts.delayed + counts.retrying;
+        unfinished == 0 && counts.dlq_pending > 0 && counts.outbox > 0
+    })
+    .await
+}
+
+/// No disk was filled for this: the database says so itself, where it would have grown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_goes_on_while_postgres_is_full_and_history_is_whole_when_there_is_room() {
+    let server = Server::start(Flavor::Redis70).await;
+    let postgres = Postgres::start().await;
+    let ground = Ground::new(&server, postgres.fresh_database(), &hasty_policy()).await;
+    let metrics = LoopMetrics::default();
+    let _runner = ground.lead_and_count(metrics.clone()).await;
+    let load = tokio::spawn(ground.load(5_000).run());
+    until(&ground, "some work", |counts| counts.finished > 500).await;
+    let sql = |sql: &str| postgres.query_at(&ground.log_url, sql).expect("the server obeys");
+    sql("CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION \
+         USING ERRCODE = '53100', MESSAGE = 'could not extend file: No space left on device'; END $$");
+    for table in ["event_log", "dlq_items", "task_queue_metrics"] {
+        sql(&format!("CREATE TRIGGER full_disk BEFORE INSERT ON {table} EXECUTE FUNCTION full_disk()"));
+    }
+    let full = done_without_a_database(&ground).await;
+    let log = ground.log();
+    let sample = windlass::broker::OutboxEntry { id: "1-0".to_owned(), events: Vec::new(), decisions: Vec::new() };
+    let error = log.record(&ground.name, &sample).await.expect_err("there is no room");
+    assert_eq!(error.class(), ErrorClass::Transient, "{error}");
+    assert!(error.to_string().contains("No space left on device"), "{error}");
+    while metrics.steps(LoopName::Recorder).1 == 0 || metrics.steps(LoopName::DeadLetterRouter).1 == 0 {
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert!(!load.is_finished(), "dead letters wait for the database");
+    sql("DROP FUNCTION full_disk CASCADE");
+    let account = load.await.expect("the load ends");
+    ground.check(&account).await;
+    println!("full with {} dead letters and {} entries of history waiting", full.dlq_pending, full.outbox);
+}
+
+/// Files that cannot grow any more, for the leader's process alone; until they can.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_goes_on_while_the_sqlite_file_cannot_grow_and_history_is_whole_when_it_can() {
+    let server = Server::start(Flavor::Redis70).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let ground = Ground::new(&server, sqlite(&dir), &hasty_policy()).await;
+    let mut bounded = Command::new("sh");
+    // Whoever writes beyond the limit is told so, instead of being killed.
+    bounded.args(["-c", r#"trap '' XFSZ; exec prlimit --fsize=500000:unlimited "$0" "$@""#]).arg(example("leader"));
+    let leader = ground.lead_apart_by(bounded);
+    let load = tokio::spawn(ground.load(5_000).run());
+    let full = done_without_a_database(&ground).await;
+    let size = std::fs::metadata(dir.path().join("events.db-wal")).expect("a log of writes").len();
+    assert!(size > 400_000, "it is the size that stops it: {size}");
+    assert!(!load.is_finished(), "dead letters wait for the database");
+    let pid = leader.id().to_string();
+    let raised = Command::new("prlimit").args(["--pid", &pid, "--fsize=unlimited:unlimited"]).status();
+    assert!(raised.expect("prlimit runs").success());
+    let account = load.await.expect("the load ends");
+    ground.check(&account).await;
+    println!("full with {} dead letters and {} entries of history waiting", full.dlq_pending, full.outbox);
+}
+
 const BOUND: u64 = 200;
 
 fn bounded() -> Policy {
@@ -95,6 +161,8 @@ async fn fill(broker: &dyn Broker) -> (Vec<TaskId>, BrokerError) {
 }
 
 /// At the bound enqueues are refused, and nothing else.
+///
+/// Closes: "MAXLEN drops unread work": nothing is trimmed to make room, whoever brings more is told to wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_the_bound_of_the_outbox_enqueues_are_refused_and_everything_else_goes_on() {
     let server = Server::start(Flavor::Redis70).await;
@@ -145,33 +213,6 @@ async fn at_the_bound_of_the_outbox_enqueues_are_refused_and_everything_else_goe
     assert_eq!(tasks_that(&events, State::Succeeded).len(), taken.len() - 1);
     assert_eq!(tasks_that(&events, State::Cancelled).len(), 1);
     assert!(!tasks_that(&events, State::Retrying).is_empty(), "some were retried meanwhile");
-}
-
-/// What was logged while it was in place.
-#[derive(Clone, Default)]
-struct Logged(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
-
-impl std::io::Write for Logged {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("no panic").extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Logged {
-    fn begin(&self) -> tracing::subscriber::DefaultGuard {
-        let logged = self.clone();
-        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || logged.clone()).finish();
-        tracing::subscriber::set_default(subscriber)
-    }
-
-    fn times(&self, words: &str) -> usize {
-        String::from_utf8_lossy(&self.0.lock().expect("no panic")).matches(words).count()
-    }
 }
 
 #[tokio::test]

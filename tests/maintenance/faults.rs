@@ -43,17 +43,18 @@ async fn a_leader_that_is_killed_two_hundred_times_loses_and_repeats_nothing() {
     let postgres = Postgres::start().await;
     let ground = Ground::new(&server, postgres.fresh_database(), &hasty_policy()).await;
     let load = tokio::spawn(ground.load(20_000).run());
-    let mut kills = 0;
+    let (mut kills, mut at_work) = (0, 0);
     while kills < KILLS {
         let mut leader = ground.lead_apart();
         sleep(ms(10..150)).await;
         leader.kill9();
         kills += 1;
+        at_work += usize::from(!load.is_finished());
     }
     let _leader = ground.lead_apart();
     let account = load.await.expect("the load ends");
     ground.check(&account).await;
-    println!("{kills} kills of the leader: {} tasks, {} workers died", account.accepted.len(), account.deaths);
+    println!("{kills} kills of the leader, {at_work} of them at work: {} tasks", account.accepted.len());
 }
 
 /// A database that is down delays history and dead letters, never the work.
@@ -152,6 +153,32 @@ async fn leaders_that_overlap_pause_and_disagree_about_the_time_do_no_harm() {
     let account = load.await.expect("the load ends");
     ground.check(&account).await;
     println!("three leaders, {pauses} pauses: {} tasks", account.accepted.len());
+}
+
+/// For longer than any time that a loop, a connection or a database waits for something.
+const MINUTE: Duration = Duration::from_secs(61);
+
+/// A leader that stood still while another one did its work goes on with what it had in its hands, which is long done.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_stood_still_for_a_minute_does_no_harm_when_it_goes_on() {
+    let server = Server::start(Flavor::Redis70).await;
+    let postgres = Postgres::start().await;
+    let ground = Ground::new(&server, postgres.fresh_database(), &hasty_policy()).await;
+    let slow = ground.lead_apart();
+    let first = tokio::spawn(ground.load(2_000).run());
+    until(&ground, "some work", |counts| counts.finished > 300).await;
+    slow.signal("-STOP");
+    let stopped = Instant::now();
+    let _other = ground.lead_apart();
+    let mut account = first.await.expect("the load ends, with the other leader");
+    tokio::time::sleep_until(stopped + MINUTE).await;
+    let second = tokio::spawn(ground.load(2_000).run());
+    until(&ground, "some more work", |counts| counts.finished > 2_100).await;
+    slow.signal("-CONT");
+    let more = second.await.expect("the load ends, with both");
+    account.accepted.extend(more.accepted);
+    account.events.extend(more.events);
+    ground.check(&account).await;
 }
 
 /// Where no database is configured dead letters live in Redis, and tasks fail as they should.

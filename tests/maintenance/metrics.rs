@@ -43,6 +43,8 @@ async fn happenings(ground: &Ground) {
         container: None,
         version: "1".to_owned(),
         types: Vec::new(),
+        pool: None,
+        started: None,
     };
     ground.broker.register(&info).await.expect("registered");
     let mut session = Session::new(ground.broker.clone(), worker, Capabilities::any());

@@ -89,7 +89,8 @@ type Fields = BTreeMap<String, String>;
 /// Every entry of a stream, by the task that it is about.
 async fn entries(server: &Server, stream: &str) -> HashMap<String, Vec<Fields>> {
     let all: Vec<(String, Vec<Vec<u8>>)> = server.query(&["XRANGE", stream, "-", "+"]).await;
-    let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
+    // Many clients take every field for UTF-8, and fail on one that is not.
+    let text = |bytes: &Vec<u8>| String::from_utf8(bytes.clone()).expect("a field that every reader can decode");
     let mut by_task: HashMap<String, Vec<Fields>> = HashMap::new();
     for (_, fields) in all {
         let fields: Fields = fields.chunks(2).map(|pair| (text(&pair[0]), text(&pair[1]))).collect();

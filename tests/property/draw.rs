@@ -134,6 +134,8 @@ impl Draw {
             container: Some("main".to_owned()),
             version: "1".to_owned(),
             types: self.capabilities().types().cloned().collect(),
+            pool: None,
+            started: None,
         }
     }
 

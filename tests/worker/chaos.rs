@@ -31,6 +31,7 @@ fn start(ground: &Ground, pod: usize) -> Running {
         pod: Some(format!("pod-{pod}")),
         pod_uid: Some(format!("uid-{pod}")),
         container: Some("main".to_owned()),
+        pool: None,
     };
     let drain_timeout = Duration::from_secs(2);
     ground.work(Does(moody), WorkerOptions { place, drain_timeout, ..options(8) })

@@ -49,6 +49,35 @@ async fn a_handler_that_outlives_its_lease_never_overwrites_a_newer_claim() {
     fresh.drain().await;
 }
 
+/// A pod that was deleted by force runs on for seconds: whatever its worker claimed then would be lost with it.
+#[tokio::test]
+async fn a_worker_whose_pod_was_deleted_by_force_takes_no_more_tasks_and_ends() {
+    let ground = Ground::new(hasty()).await;
+    let ghost = ground.work(
+        Does(|task: TaskContext| async move {
+            task.cancelled().await;
+            Outcome::result(json!("late"))
+        }),
+        options(2),
+    );
+    let id = ground.add(1).await.remove(0);
+    ghost.until_running(1).await;
+    let reason = windlass::protocol::state::RetryReason::PodForceDeleted;
+    let taken = ground.broker.reclaim_from(&ghost.id, reason).await.expect("answered");
+    assert_eq!(taken.requeued.first(), Some(&id));
+    // It has a free place, and is the only one who could be rung.
+    let other = ground.add(1).await.remove(0);
+    let summary = ghost.end().await;
+    assert_eq!((summary.settled, summary.refused, summary.unsettled), (0, 1, 0), "{summary:?}");
+    let fresh = ground.work(Does(|_| async { Outcome::result(json!("fresh")) }), options(2));
+    for id in [&id, &other] {
+        let done = ground.until(id, State::Succeeded).await;
+        assert_eq!((done.crash_count, done.result.expect("a result").as_str()), (0, r#""fresh""#));
+    }
+    assert_eq!(ground.view(&other).await.epoch.0, 1, "the ghost never had it");
+    fresh.drain().await;
+}
+
 #[tokio::test]
 async fn a_long_handler_keeps_its_lease_by_heartbeats() {
     let ground = Ground::new(hasty()).await;

@@ -10,7 +10,8 @@ use windlass::protocol::policy::Policy;
 use windlass::worker::CancelReason;
 use windlass::{Outcome, State, TaskContext};
 
-use super::ground::{Does, Ground, Line, hasty, options};
+use super::ground::{Does, Ground, Line, broker_at, hasty, options};
+use crate::support::logged::Logged;
 use crate::support::servers::{Flavor, Server, Wait};
 
 /// A policy with quick heartbeats and leases that outlast the test.
@@ -117,6 +118,8 @@ async fn a_worker_that_could_not_renew_for_too_long_stops_its_handlers() {
 /// closes: late rescue overwrites a completion (river#1302, rq#2424)
 #[tokio::test]
 async fn a_result_that_comes_after_its_lease_was_taken_is_dropped_and_the_newer_claim_stands() {
+    let logged = Logged::default();
+    let _guard = logged.begin();
     let ground = Ground::new(hasty()).await;
     let line = Line::to(&ground.server).await;
     let gate = Arc::new(Notify::new());
@@ -144,6 +147,11 @@ async fn a_result_that_comes_after_its_lease_was_taken_is_dropped_and_the_newer_
     assert_eq!((summary.settled, summary.refused, summary.unsettled), (0, 1, 0));
     assert_eq!(ground.view(&id).await, done, "nothing changed");
     assert_eq!(done.result.expect("a result").as_str(), r#""fresh""#);
+    assert_eq!(
+        logged.times(&format!("the attempt came too late and was not counted task_id={id}")),
+        1,
+        "and it says so"
+    );
     fresh.drain().await;
 }
 
@@ -171,20 +179,52 @@ async fn a_worker_that_was_given_up_registers_again() {
     let mut policy = patient();
     policy.reclaim.worker_lost_after = Duration::from_millis(700);
     let ground = Ground::new(policy).await;
-    let worker = ground.work(Does(|_| async { Outcome::success() }), options(1));
-    let mut wait = Wait::new("the worker to register".to_owned());
-    while ground.counts().await.workers == 0 {
-        wait.again("not yet").await;
-    }
-    ground.server.freeze().await;
+    let line = Line::to(&ground.server).await;
+    let worker = ground.work_at(&line.url(), Does(|_| async { Outcome::success() }), options(1));
+    until_it_is_ready(&worker).await;
+    // The worker cannot come back before it was given up: its network is gone, not its queue.
+    line.cut();
     until_it_notices(&worker).await;
-    ground.server.thaw().await;
+    // Nobody gives a worker up before it was silent for so long.
+    tokio::time::sleep(Duration::from_millis(700)).await;
     ground.broker.deregister(&worker.id).await.expect("answered");
+    line.mend();
+    until_it_is_registered(&ground, &worker).await;
+    ground.add(1).await;
+    ground.until_finished(1).await;
+    worker.drain().await;
+}
+
+/// A worker that was stopped for a while sees no error when it goes on.
+#[tokio::test]
+async fn a_worker_that_was_given_up_while_it_was_stopped_registers_again() {
+    let mut policy = patient();
+    policy.reclaim.worker_lost_after = Duration::from_millis(700);
+    let ground = Ground::new(policy).await;
+    let worker = ground.work(Does(|_| async { Outcome::success() }), options(1));
+    until_it_is_ready(&worker).await;
+    let (broker, id) = (broker_at(&ground.server.url(), &ground.name), worker.id.clone());
+    let gives_up = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(1));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(broker.deregister(&id)).expect("answered");
+    });
+    // This blocks the only thread that the worker has, as if its process had been stopped.
+    gives_up.join().expect("it was given up");
+    until_it_is_registered(&ground, &worker).await;
+    worker.drain().await;
+}
+
+async fn until_it_is_ready(worker: &super::ground::Running) {
+    let mut wait = Wait::new("the worker to be ready".to_owned());
+    while let Some(why) = worker.handle.health().why_not_ready() {
+        wait.again(why).await;
+    }
+}
+
+async fn until_it_is_registered(ground: &Ground, worker: &super::ground::Running) {
     let mut wait = Wait::new("the worker to register again".to_owned());
     while !ground.broker.workers().await.expect("answered").iter().any(|known| known.info.id == worker.id) {
         wait.again("not yet").await;
     }
-    ground.add(1).await;
-    ground.until_finished(1).await;
-    worker.drain().await;
 }

@@ -18,6 +18,7 @@ fn in_pod(uid: &str, container: &str) -> WorkerOptions {
         pod: Some("emailers-7".to_owned()),
         pod_uid: Some(uid.to_owned()),
         container: Some(container.to_owned()),
+        pool: Some("pool-uid".into()),
     };
     WorkerOptions { place, ..options(5) }
 }
@@ -65,6 +66,54 @@ async fn a_worker_claims_only_what_it_can_do() {
     worker.drain().await;
 }
 
+/// Whatever a worker holds, a heartbeat is one renewal of all of it and a look at the policy.
+#[tokio::test]
+async fn one_heartbeat_renews_every_lease() {
+    const HELD: usize = 100;
+    const BEATS: u64 = 5;
+    let ground = Ground::new(Policy { heartbeat_period: Duration::from_millis(300), ..Policy::default() }).await;
+    ground.add(HELD).await;
+    let worker = ground.work(Does(|_| std::future::pending()), options(HELD));
+    worker.until_running(HELD).await;
+    let renewals = || async {
+        let info: String = ground.server.query(&["INFO", "commandstats"]).await;
+        calls_of(&info, "evalsha")
+    };
+    let heard = || async { ground.broker.workers().await.expect("answered").remove(0).heartbeat_at };
+    let (mut last, mut beats, before) = (heard().await, 0, renewals().await);
+    let began = last;
+    let mut wait = Wait::new(format!("{BEATS} heartbeats"));
+    while beats < BEATS {
+        let now = heard().await;
+        beats += u64::from(now != last);
+        last = now;
+        wait.again(format!("{beats} so far")).await;
+    }
+    let made = renewals().await - before;
+    assert!(made <= (BEATS + 1) * 4, "{made} scripts for {BEATS} heartbeats with {HELD} leases");
+    // How long ago each lease was renewed: less than the time since the first of those heartbeats.
+    let lanes: Vec<String> = ground.server.query(&["KEYS", &format!("{}lane:*", ground.keys().prefix())]).await;
+    let mut leases = 0;
+    for lane in &lanes {
+        let group = ground.keys().group.as_str();
+        let pending: Vec<(String, String, i64, i64)> =
+            ground.server.query(&["XPENDING", lane, group, "-", "+", "1000"]).await;
+        let (seconds, micros): (i64, i64) = ground.server.query(&["TIME"]).await;
+        let since = seconds * 1000 + micros / 1000 - began.as_millisecond();
+        assert!(pending.iter().all(|(_, _, idle, _)| *idle < since), "not renewed in {since} ms: {pending:?}");
+        leases += pending.len();
+    }
+    assert_eq!(leases, HELD);
+    worker.crash().await;
+}
+
+/// How often a command was run, by Redis' own count.
+fn calls_of(commandstats: &str, name: &str) -> u64 {
+    let line = commandstats.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:calls=")));
+    let number = line.and_then(|line| line.split(['=', ',']).nth(1)).unwrap_or("0");
+    number.trim().parse().expect("a number")
+}
+
 /// Idle workers sleep: a look every few seconds in case a bell was lost, and a heartbeat.
 #[tokio::test]
 async fn idle_workers_do_not_poll() {
@@ -77,12 +126,7 @@ async fn idle_workers_do_not_poll() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let calls = || async {
         let info: String = ground.server.query(&["INFO", "commandstats"]).await;
-        let of = |name: &str| -> u64 {
-            let line = info.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:calls=")));
-            let number = line.and_then(|line| line.split(['=', ',']).nth(1)).unwrap_or("0");
-            number.trim().parse().expect("a number")
-        };
-        of("evalsha") + of("xreadgroup") + of("eval")
+        calls_of(&info, "evalsha") + calls_of(&info, "xreadgroup")
     };
     let before = calls().await;
     tokio::time::sleep(Duration::from_secs(6)).await;
