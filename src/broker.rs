@@ -844,15 +844,42 @@ pub struct Event {
     pub detail: Option<String>,
 }
 
-/// An entry of the outbox: the moves of one operation, and the decision that led to them.
+/// An outside effect that happened, as the outbox carries it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EffectEvent {
+    /// Names the effect.
+    pub key: IdempotencyKey,
+    /// The task on whose behalf somebody said so.
+    pub task: TaskId,
+    /// By which claim of it.
+    pub epoch: Epoch,
+    /// By which worker.
+    pub consumer: Option<String>,
+    /// When.
+    pub at: Timestamp,
+    /// When the task was accepted.
+    pub created_at: Timestamp,
+    /// What kind of work it is.
+    pub task_type: TaskType,
+    /// Failures so far.
+    pub retry_count: u32,
+    /// On whose behalf: the key names one effect a tenant.
+    pub tenant_id: Option<TenantId>,
+    /// Follows it.
+    pub trace_id: Option<TraceId>,
+}
+
+/// An entry of the outbox: what one operation did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OutboxEntry {
     /// Its place; trim up to it when it is recorded.
     pub id: String,
     /// The moves, in their order.
     pub events: Vec<Event>,
-    /// What people decided, in the same step.
+    /// The decisions of people that led to them.
     pub decisions: Vec<Decision>,
+    /// Outside effects that happened.
+    pub effects: Vec<EffectEvent>,
 }
 
 /// Why a sleeping worker woke.

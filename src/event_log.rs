@@ -39,10 +39,12 @@
 //!
 //! # Side effects
 //!
-//! The column `idempotency_key` of `event_log` is empty for moves. A row that
-//! tells of an outside effect carries the key, and a partial unique index on
-//! queue, tenant and key refuses a second one: that is what makes an effect
-//! happen once, whoever asks.
+//! The column `idempotency_key` of `event_log` is empty for moves. A row that tells
+//! of an outside effect (`effect.done`) carries its key, and a partial unique index on
+//! queue, tenant and key lets in no second one. What keeps an effect from happening
+//! twice is the broker, which is asked before it begins and works while this database
+//! does not; the log shows that it happened, when, and on whose behalf, for as long as
+//! events are kept.
 
 mod causes;
 mod database;
@@ -180,7 +182,7 @@ mod tests {
         fn sendable<T: Send>(_: &T) {}
         let log = EventLog::open("sqlite://unused.db").expect("a usable URL");
         let queue: QueueName = "q".parse().expect("valid");
-        let entry = OutboxEntry { id: String::new(), events: Vec::new(), decisions: Vec::new() };
+        let entry = OutboxEntry::default();
         sendable(&log.record(&queue, &entry));
         sendable(&log.record_many(&queue, &[]));
         sendable(&log.causes(&queue, &DeadLetterFilter::default(), ListCursor::default(), 1));
@@ -203,7 +205,7 @@ mod tests {
             message_id: None,
             detail: None,
         };
-        OutboxEntry { id: String::new(), events: (0..100).map(event).collect(), decisions: Vec::new() }
+        OutboxEntry { events: (0..100).map(event).collect(), ..OutboxEntry::default() }
     }
 
     #[tokio::test]

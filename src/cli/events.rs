@@ -11,7 +11,7 @@ use super::output::{Cell, Format, OutputArgs, Table, print, shortened};
 use super::units::{Moment, parse_moment};
 use crate::broker::{Broker, ErrorClass, ListCursor};
 use crate::event_log::{EventFilter, EventLog, EventLogError, RecordedEvent};
-use crate::protocol::names::{TaskId, TaskType, TenantId, TraceId};
+use crate::protocol::names::{IdempotencyKey, TaskId, TaskType, TenantId, TraceId};
 use crate::protocol::policy::EventRecording;
 
 /// How often new events are looked for.
@@ -30,7 +30,8 @@ const REMEMBERED: usize = 100_000;
     windlass events -q shop/emails --task 0193a5c2-…\n  \
     windlass events -q shop/emails -f --type task.dlq --type task.failed -o json\n\n\
     Kinds of events: task.created, .promoted, .claimed, .reclaimed, .retrying, .succeeded, .dlq_pending, .dlq, \
-    .failed, .cancelled, approval.requested, .approved, .rejected, dlq.replayed, .discard_requested, .discarded.")]
+    .failed, .cancelled, approval.requested, .approved, .rejected, dlq.replayed, .discard_requested, .discarded, \
+    effect.done (an outside effect; its key is shown as the detail).")]
 pub struct Args {
     /// Go on with what happens next, until Ctrl-C.
     #[arg(short = 'f', long)]
@@ -171,8 +172,8 @@ struct Shown {
 
 impl Shown {
     fn is_new(&mut self, event: &RecordedEvent) -> bool {
-        let key =
-            format!("{} {} {} {:?} {}", event.task_id, event.epoch, event.event_type, event.to, event.occurred_at);
+        let RecordedEvent { task_id, epoch, event_type, to, idempotency_key, occurred_at, .. } = event;
+        let key = format!("{task_id} {epoch} {event_type} {to:?} {idempotency_key:?} {occurred_at}");
         if !self.keys.insert(key.clone()) {
             return false;
         }
@@ -196,6 +197,7 @@ fn step(event: &RecordedEvent) -> String {
 
 fn cells(event: &RecordedEvent) -> [Cell; 7] {
     let tone = event.to.map_or(super::output::Tone::Plain, super::output::Tone::of);
+    let effect = event.idempotency_key.as_ref().map(IdempotencyKey::as_str);
     [
         event.occurred_at.into(),
         Cell::toned(&event.event_type, tone),
@@ -203,7 +205,7 @@ fn cells(event: &RecordedEvent) -> [Cell; 7] {
         (&event.task_type).into(),
         step(event).into(),
         event.consumer.as_deref().unwrap_or("-").into(),
-        shortened(event.detail.as_deref().unwrap_or("-"), 100).into(),
+        shortened(event.detail.as_deref().or(effect).unwrap_or("-"), 100).into(),
     ]
 }
 
@@ -246,6 +248,7 @@ mod tests {
             consumer: None,
             message_id: None,
             detail: None,
+            idempotency_key: None,
             occurred_at: Timestamp::UNIX_EPOCH,
             recorded_at: Timestamp::UNIX_EPOCH,
         };

@@ -1,4 +1,4 @@
-//! Moves of tasks: from the outbox into the log, and out of it again.
+//! Moves of tasks and outside effects: from the outbox into the log, and out of it again.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -6,12 +6,15 @@ use serde::{Deserialize, Serialize};
 use super::database::{Bind, Database, Dialect, Row, Statement, Writer, storable, time_text};
 use super::error::{EventLogError, Fault};
 use super::{EventLog, Place, Result, next_page, page_size, place_of, reviews};
-use crate::broker::{Event, ListCursor, OutboxEntry, Page};
-use crate::protocol::names::{Epoch, QueueName, TaskId, TaskType, TenantId, TraceId};
+use crate::broker::{EffectEvent, Event, ListCursor, OutboxEntry, Page};
+use crate::protocol::names::{Epoch, IdempotencyKey, QueueName, TaskId, TaskType, TenantId, TraceId};
 use crate::protocol::state::{RetryReason, State};
 
 /// The error code of a task whose approval was refused.
 const APPROVAL_REJECTED: &str = "approval_rejected";
+
+/// What an outside effect that happened is called in the log.
+const EFFECT_DONE: &str = "effect.done";
 
 /// How many entries are written before others get the connection: SQLite has but one to write with.
 const ENTRIES_A_TURN: usize = 32;
@@ -20,7 +23,7 @@ const ENTRIES_A_TURN: usize = 32;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RecordedEvent {
-    /// What happened: `task.claimed`, `dlq.discarded`, ….
+    /// What happened: `task.claimed`, `dlq.discarded`, `effect.done`, ….
     pub event_type: String,
     /// Which task.
     pub task_id: TaskId,
@@ -44,6 +47,8 @@ pub struct RecordedEvent {
     pub message_id: Option<String>,
     /// More, by kind: an error code, a reason, what it was reclaimed from.
     pub detail: Option<String>,
+    /// Which outside effect happened; `None` for everything else.
+    pub idempotency_key: Option<IdempotencyKey>,
     /// When it happened, by the broker's clock.
     pub occurred_at: Timestamp,
     /// When it came into the log, by the database's clock.
@@ -73,7 +78,7 @@ pub struct EventFilter {
 pub struct Progress {
     /// Entries that are now in the log, from the first on.
     pub entries: usize,
-    /// Moves that were not in the log before.
+    /// Moves and effects that were not in the log before.
     pub new: usize,
     /// Why it stopped before the last entry.
     pub stopped: Option<EventLogError>,
@@ -113,8 +118,8 @@ fn was_reclaimed(event: &Event) -> bool {
 }
 
 impl EventLog {
-    /// Writes the moves and decisions of one outbox entry, all of them or none; says
-    /// how many moves were new.
+    /// Writes what one outbox entry tells, all of it or nothing; says how many moves
+    /// and effects were new.
     pub async fn record(&self, queue: &QueueName, entry: &OutboxEntry) -> Result<usize> {
         self.call("record", async |database| write(&mut database.writer().await?, queue, entry).await).await
     }
@@ -180,7 +185,7 @@ impl EventLog {
     }
 }
 
-/// Writes an entry as one transaction; says how many of its moves were new.
+/// Writes an entry as one transaction; says how many of its moves and effects were new.
 /// Most entries hold no decision, and are one statement.
 async fn write(writer: &mut Writer, queue: &QueueName, entry: &OutboxEntry) -> std::result::Result<usize, Fault> {
     let dialect = writer.dialect();
@@ -198,21 +203,21 @@ async fn write(writer: &mut Writer, queue: &QueueName, entry: &OutboxEntry) -> s
 }
 
 fn insert_of(dialect: Dialect, queue: &QueueName, entry: &OutboxEntry) -> Statement {
-    let moves: Vec<MoveRow<'_>> = entry.events.iter().map(MoveRow::new).collect();
-    let moves = serde_json::to_string(&moves).expect("invariant: text and numbers have a JSON form");
-    insert_moves(dialect, queue, moves)
+    let moves = entry.events.iter().map(EventRow::of_move);
+    let rows: Vec<EventRow<'_>> = moves.chain(entry.effects.iter().map(EventRow::of_effect)).collect();
+    insert_rows(dialect, queue, serde_json::to_string(&rows).expect("invariant: text and numbers have a JSON form"))
 }
 
-/// A move as a row. The rows of an entry travel as one JSON text: however many
-/// there are, the statement is the same one, prepared once and under no bound
-/// on the number of values.
+/// A move or an effect as a row. The rows of an entry travel as one JSON text:
+/// however many there are, the statement is the same one, prepared once and under
+/// no bound on the number of values.
 #[derive(Serialize)]
-struct MoveRow<'a> {
+struct EventRow<'a> {
     event_type: &'static str,
     task_id: &'a str,
     epoch: i64,
     from_state: Option<&'static str>,
-    to_state: &'static str,
+    to_state: Option<&'static str>,
     task_type: &'a str,
     retry_count: u32,
     tenant_id: Option<&'a str>,
@@ -220,34 +225,59 @@ struct MoveRow<'a> {
     consumer: Option<String>,
     message_id: Option<String>,
     detail: Option<String>,
+    idempotency_key: Option<&'a str>,
     task_created_at: String,
     occurred_at: String,
 }
 
-impl<'a> MoveRow<'a> {
-    fn new(event: &'a Event) -> Self {
-        let text = |text: &Option<String>| text.as_deref().map(storable);
+fn storable_text(text: &Option<String>) -> Option<String> {
+    text.as_deref().map(storable)
+}
+
+impl<'a> EventRow<'a> {
+    fn of_move(event: &'a Event) -> Self {
         Self {
             event_type: event_type(event),
             task_id: event.task.as_str(),
             epoch: event.epoch.0.try_into().unwrap_or(i64::MAX),
             from_state: event.from.map(State::as_str),
-            to_state: event.to.as_str(),
+            to_state: Some(event.to.as_str()),
             task_type: event.task_type.as_str(),
             retry_count: event.retry_count,
             tenant_id: event.tenant_id.as_ref().map(TenantId::as_str),
             trace_id: event.trace_id.as_ref().map(TraceId::as_str),
-            consumer: text(&event.consumer),
-            message_id: text(&event.message_id),
-            detail: text(&event.detail),
+            consumer: storable_text(&event.consumer),
+            message_id: storable_text(&event.message_id),
+            detail: storable_text(&event.detail),
+            idempotency_key: None,
             task_created_at: time_text(event.created_at),
             occurred_at: time_text(event.at),
         }
     }
+
+    fn of_effect(effect: &'a EffectEvent) -> Self {
+        Self {
+            event_type: EFFECT_DONE,
+            task_id: effect.task.as_str(),
+            epoch: effect.epoch.0.try_into().unwrap_or(i64::MAX),
+            from_state: None,
+            to_state: None,
+            task_type: effect.task_type.as_str(),
+            retry_count: effect.retry_count,
+            tenant_id: effect.tenant_id.as_ref().map(TenantId::as_str),
+            trace_id: effect.trace_id.as_ref().map(TraceId::as_str),
+            consumer: storable_text(&effect.consumer),
+            message_id: None,
+            detail: None,
+            idempotency_key: Some(effect.key.as_str()),
+            task_created_at: time_text(effect.created_at),
+            occurred_at: time_text(effect.at),
+        }
+    }
 }
 
-/// The columns of a [`MoveRow`], with their types in PostgreSQL.
-const MOVE_COLUMNS: [(&str, &str); 14] = [
+/// The columns of an [`EventRow`], with their types in PostgreSQL.
+const COLUMNS: [(&str, &str); 15] = [
     ("event_type", "text"),
     ("task_id", "text"),
     ("epoch", "bigint"),
@@ -260,17 +290,18 @@ const MOVE_COLUMNS: [(&str, &str); 14] = [
     ("consumer", "text"),
     ("message_id", "text"),
     ("detail", "text"),
+    ("idempotency_key", "text"),
     ("task_created_at", "timestamptz"),
     ("occurred_at", "timestamptz"),
 ];
 
-fn insert_moves(dialect: Dialect, queue: &QueueName, moves: String) -> Statement {
-    let each = |write: fn(&(&str, &str)) -> String| MOVE_COLUMNS.iter().map(write).collect::<Vec<_>>().join(", ");
+fn insert_rows(dialect: Dialect, queue: &QueueName, rows: String) -> Statement {
+    let each = |write: fn(&(&str, &str)) -> String| COLUMNS.iter().map(write).collect::<Vec<_>>().join(", ");
     let columns = each(|(name, _)| (*name).to_owned());
-    let rows = match dialect {
+    let unpacked = match dialect {
         Dialect::Postgres => {
             let typed = each(|(name, kind)| format!("{name} {kind}"));
-            format!("SELECT $1, {columns} FROM json_to_recordset($2::json) AS moves ({typed})")
+            format!("SELECT $1, {columns} FROM json_to_recordset($2::json) AS rows ({typed})")
         }
         // Without a condition, ON CONFLICT would be read as part of a join.
         Dialect::Sqlite => {
@@ -278,10 +309,10 @@ fn insert_moves(dialect: Dialect, queue: &QueueName, moves: String) -> Statement
         }
     };
     let sql = format!(
-        "INSERT INTO event_log (queue, {columns}) {rows} \
-         ON CONFLICT (queue, task_id, task_created_at, epoch, to_state) DO NOTHING"
+        // A move conflicts by its index, and an effect by its own.
+        "INSERT INTO event_log (queue, {columns}) {unpacked} ON CONFLICT DO NOTHING"
     );
-    Statement::new(sql, [Bind::text(queue.to_string()), Bind::Text(Some(moves))])
+    Statement::new(sql, [Bind::text(queue.to_string()), Bind::Text(Some(rows))])
 }
 
 fn matching(queue: &QueueName, filter: &EventFilter) -> Statement {
@@ -317,6 +348,7 @@ fn recorded_event(row: &Row) -> std::result::Result<RecordedEvent, Fault> {
         consumer: row.maybe_text("consumer")?,
         message_id: row.maybe_text("message_id")?,
         detail: row.maybe_text("detail")?,
+        idempotency_key: row.maybe_parsed("idempotency_key")?,
         occurred_at: row.time("occurred_at")?,
         recorded_at: row.time("recorded_at")?,
     })

@@ -8,6 +8,7 @@ use windlass::broker::{
     ErrorClass, Extended, MAX_PROGRESS_BYTES, Standing,
 };
 use windlass::protocol::names::{DeadLetterId, IdempotencyKey, TenantId};
+use windlass::protocol::policy::EventRecording;
 use windlass::{NewTask, Payload};
 
 use super::fixture::{Fixture, failure, permanent, success, task, worker_id};
@@ -256,7 +257,37 @@ async fn progress_is_bounded_with_a_sentence(fx: &Fixture) {
     assert!(error.to_string().contains("4097 bytes and at most 4096 are kept"), "{error}");
 }
 
+/// For whoever records: that it happened, once, on whose behalf.
+async fn an_effect_that_happened_goes_to_the_outbox_once(fx: &Fixture) {
+    let mut new = task("a");
+    new.tenant_id = Some("acme".parse().expect("valid"));
+    new.trace_id = Some("t-1".parse().expect("valid"));
+    fx.enqueue(new).await;
+    let first = fx.claim_one_as("old").await;
+    begin(fx, &first, "charge").await;
+    assert!(fx.effects().await.is_empty(), "a beginning is no effect");
+    fx.broker.abandon_effect(&first.lease, &key("charge")).await.expect("answered");
+    begin(fx, &first, "charge").await;
+    fx.expire_all().await;
+    let second = fx.claim_one_as("new").await;
+    assert_eq!(commit(fx, &first, "charge", 1).await, EffectCommitted::Committed, "its lease is lost, and it happened");
+    assert!(matches!(commit(fx, &first, "charge", 1).await, EffectCommitted::AlreadyCommitted { .. }));
+    assert!(matches!(begin(fx, &second, "charge").await, EffectBegun::Done { .. }));
+    let all = fx.effects().await;
+    let [effect] = &all[..] else { panic!("{all:?}") };
+    assert_eq!((&effect.key, &effect.task, effect.epoch), (&key("charge"), &first.lease.task, first.lease.epoch));
+    assert_eq!(effect.consumer, Some(worker_id("old").to_string()));
+    assert_eq!((&effect.task_type, effect.retry_count), (&first.task_type, 0));
+    assert_eq!((&effect.tenant_id, &effect.trace_id), (&first.tenant_id, &first.trace_id));
+    assert_eq!((effect.created_at, effect.at), (first.created_at, fx.now()));
+    fx.set(|policy| policy.events = EventRecording::Off).await;
+    begin(fx, &second, "mail").await;
+    assert_eq!(commit(fx, &second, "mail", 2).await, EffectCommitted::Committed);
+    assert_eq!(fx.effects().await.len(), 1, "nobody records");
+}
+
 suite! {
+    an_effect_that_happened_goes_to_the_outbox_once,
     an_effect_begins_once_and_its_answer_is_replayed,
     a_repeated_question_is_answered_as_before,
     an_attempt_that_died_in_the_middle_leaves_a_doubt,

@@ -10,9 +10,9 @@ use windlass::broker::clock::Clock;
 use windlass::broker::model::Model;
 use windlass::broker::redis::{ReclaimWith, RedisBroker, RedisOptions};
 use windlass::broker::{
-    Broker, ClaimRequest, Claimed, ClaimedTask, DeadLetterView, Decision, Enqueued, Event, ListCursor, OutboxEntry,
-    Outcome, Owner, Promoted, QueueCounts, ReclaimCursor, Reclaimed, ReplayRequest, RetainCursor, Retained,
-    SettleReply, Settled, Settlement, SweepCursor, Swept, Takeover, WorkerInfo,
+    Broker, ClaimRequest, Claimed, ClaimedTask, DeadLetterView, Decision, EffectEvent, Enqueued, Event, ListCursor,
+    OutboxEntry, Outcome, Owner, Promoted, QueueCounts, ReclaimCursor, Reclaimed, ReplayRequest, RetainCursor,
+    Retained, SettleReply, Settled, Settlement, SweepCursor, Swept, Takeover, WorkerInfo,
 };
 use windlass::protocol::backoff::Dice;
 use windlass::protocol::keys::{AdoptedKeys, Keys};
@@ -467,6 +467,11 @@ impl Fixture {
 
     pub(crate) async fn outbox(&self) -> Vec<OutboxEntry> {
         self.broker.outbox(10_000).await.expect("the outbox is answered")
+    }
+
+    /// Outside effects that happened, in their order.
+    pub(crate) async fn effects(&self) -> Vec<EffectEvent> {
+        self.outbox().await.into_iter().flat_map(|entry| entry.effects).collect()
     }
 
     /// What people decided, in its order.

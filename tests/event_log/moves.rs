@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use windlass::broker::redis::{RedisBroker, RedisOptions};
-use windlass::broker::{Broker, Event, OutboxEntry};
+use windlass::broker::{Broker, EffectEvent, Event, OutboxEntry};
 use windlass::event_log::{EventFilter, EventLog};
 use windlass::protocol::keys::Keys;
 use windlass::protocol::state::State;
@@ -28,6 +28,36 @@ async fn an_entry_is_recorded_once_however_often_and_under_whatever_id_it_comes(
     assert!(progress.stopped.is_none(), "{progress:?}");
     assert_eq!((progress.entries, progress.new), (4, 2));
     assert_eq!(all_events(&log, &EventFilter::default(), 1000).await.len(), 12);
+}
+
+/// An outside effect, as the outbox tells of it.
+fn effect(of: &str, key: &str) -> EffectEvent {
+    let Event { task, epoch, at, created_at, task_type, retry_count, tenant_id, trace_id, .. } =
+        moved(of, (State::Queued, State::Running), 1, 7);
+    let (key, consumer) = (key.parse().expect("valid"), Some("w-1".to_owned()));
+    EffectEvent { key, task, epoch, consumer, at, created_at, task_type, retry_count, tenant_id, trace_id }
+}
+
+/// Closes: "the same key has its effect twice, and nobody can say so".
+async fn an_outside_effect_is_recorded_once_a_key_whoever_tells_of_it(place: &Place) {
+    let log = place.log().await;
+    let acme = |effect: EffectEvent| EffectEvent { tenant_id: Some("acme".parse().expect("valid")), ..effect };
+    let done = OutboxEntry { effects: vec![effect("a", "charge-7")], ..entry([created("a", 3)]) };
+    assert_eq!(log.record(&queue(), &done).await.expect("recorded"), 2);
+    assert_eq!(log.record(&queue(), &done).await.expect("recorded"), 0, "the same entry again");
+    let effects = vec![effect("b", "charge-7"), effect("b", "charge-8"), acme(effect("b", "charge-7"))];
+    let again = OutboxEntry { id: "2-0".to_owned(), effects, ..OutboxEntry::default() };
+    assert_eq!(log.record(&queue(), &again).await.expect("recorded"), 2, "another key, and another tenant's");
+    let filter = EventFilter { event_type: Some("effect.done".to_owned()), ..EventFilter::default() };
+    let told = all_events(&log, &filter, 1000).await;
+    let keys = |of: &str| -> Vec<_> {
+        let of = told.iter().filter(|event| event.task_id == task(of));
+        of.map(|event| event.idempotency_key.as_ref().expect("a key").as_str()).collect()
+    };
+    assert_eq!((keys("a"), keys("b")), (vec!["charge-7"], vec!["charge-8", "charge-7"]));
+    let first = told.iter().find(|event| event.task_id == task("a")).expect("it is there");
+    assert_eq!((first.from, first.to, first.epoch.0, first.consumer.as_deref()), (None, None, 1, Some("w-1")));
+    assert_eq!((first.occurred_at, log.history(&queue(), &task("a")).await.expect("answered").len()), (at(7), 2));
 }
 
 async fn the_same_move_of_another_claim_or_another_queue_is_another_move(place: &Place) {
@@ -218,6 +248,7 @@ async fn every_move_of_a_load_that_goes_wrong_is_recorded_once(place: &Place) {
 
 suite!(
     an_entry_is_recorded_once_however_often_and_under_whatever_id_it_comes,
+    an_outside_effect_is_recorded_once_a_key_whoever_tells_of_it,
     the_same_move_of_another_claim_or_another_queue_is_another_move,
     eight_recorders_of_the_same_entries_record_each_move_once,
     a_recorder_that_dies_half_way_leaves_an_entry_whole_or_not_at_all,

@@ -162,7 +162,7 @@ pub(super) fn moved(id: &str, (from, to): (State, State), epoch: u64, ms: i64) -
 }
 
 pub(super) fn entry(events: impl IntoIterator<Item = Event>) -> OutboxEntry {
-    OutboxEntry { id: "1-0".to_owned(), events: events.into_iter().collect(), decisions: Vec::new() }
+    OutboxEntry { id: "1-0".to_owned(), events: events.into_iter().collect(), ..OutboxEntry::default() }
 }
 
 /// So many new tasks in one entry.

@@ -98,7 +98,7 @@ async fn work_goes_on_while_postgres_is_full_and_history_is_whole_when_there_is_
     }
     let full = done_without_a_database(&ground).await;
     let log = ground.log();
-    let sample = windlass::broker::OutboxEntry { id: "1-0".to_owned(), events: Vec::new(), decisions: Vec::new() };
+    let sample = windlass::broker::OutboxEntry { id: "1-0".to_owned(), ..Default::default() };
     let error = log.record(&ground.name, &sample).await.expect_err("there is no room");
     assert_eq!(error.class(), ErrorClass::Transient, "{error}");
     assert!(error.to_string().contains("No space left on device"), "{error}");

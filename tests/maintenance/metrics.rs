@@ -15,11 +15,12 @@ use windlass::maintenance::sampler::Sampler;
 use windlass::maintenance::{Chore, Next, Queue};
 use windlass::protocol::backoff::Dice;
 use windlass::protocol::names::{Capabilities, WorkerId};
-use windlass::protocol::policy::Policy;
+use windlass::protocol::policy::{Mode, Policy};
 
 use super::faults::sqlite;
 use crate::support::ground::Ground;
 use crate::support::load::hasty_policy;
+use crate::support::owner;
 use crate::support::servers::{Flavor, Server};
 
 /// Ten that succeed, four that fail once and then succeed, three dead letters of two tenants, one cancelled, one
@@ -137,6 +138,7 @@ async fn a_scrape_tells_what_happened_with_units_totals_and_bounded_labels() {
         ("windlass_queue_backlog", 1.0),
         ("windlass_queue_running", 0.0),
         ("windlass_queue_retrying_ratio", 0.0),
+        ("windlass_queue_paused", 0.0),
         ("windlass_queue_workers", 1.0),
         ("windlass_queue_history_recorded", 1.0),
     ] {
@@ -197,5 +199,25 @@ async fn without_an_event_log_a_scrape_says_so_and_counts_no_events() {
         }
         assert!(since.elapsed() < Duration::from_secs(60), "{seen:#?}");
         sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// What waits in such a queue is no sign that workers are missing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scrape_tells_of_a_queue_that_gives_out_no_work_on_purpose() {
+    let server = Server::start(Flavor::Redis70).await;
+    let ground = Ground::new(&server, String::new(), &Policy::default()).await;
+    let (metrics, mut registry) = (LoopMetrics::default(), Registry::default());
+    metrics.register(&mut registry);
+    let runner = windlass::maintenance::runner::Runner::start(metrics);
+    runner.add(ground.keys.prefix(), Queue::new(ground.name.clone(), ground.broker.clone(), None)).await;
+    for (mode, paused) in [(Mode::Running, 0.0), (Mode::Paused, 1.0), (Mode::Running, 0.0), (Mode::Closed, 1.0)] {
+        ground.broker.provision(&owner(), &Policy { mode, ..Policy::default() }).await.expect("the policy is taken");
+        runner.look(ground.keys.prefix()).await;
+        let since = Instant::now();
+        while scrape(&registry, &ground.name.to_string()).get("windlass_queue_paused") != Some(&paused) {
+            assert!(since.elapsed() < Duration::from_secs(60), "{mode:?}");
+            sleep(Duration::from_millis(20)).await;
+        }
     }
 }

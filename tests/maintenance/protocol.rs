@@ -5,8 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use tokio::time::sleep;
+use windlass::Payload;
 use windlass::broker::session::Session;
-use windlass::broker::{ClaimedTask, Outcome, Settled, Settlement};
+use windlass::broker::{
+    Broker, ClaimedTask, EffectBegun, EffectCommitted, EffectMark, EffectRequest, Outcome, Settled, Settlement,
+    Standing,
+};
 use windlass::event_log::RecordedEvent;
 use windlass::protocol::backoff::{Backoff, Dice, Jitter, Strategy};
 use windlass::protocol::keys::{AdoptedKeys, Keys};
@@ -134,15 +138,20 @@ async fn a_run_of_the_acceptance_criteria_leaves_exactly_what_the_protocol_asks_
     assert_eq!(end(&mut one, &before, Outcome::success()).await, Settled::LeaseLost, "the late one changes nothing");
 
     // 4. The same work sent twice, with an effect outside.
-    let mut effects: HashMap<String, u32> = HashMap::new();
     for id in ["twin-a", "twin-b"] {
         send(&server, id, "shop.order", r#"{"item":7}"#, "k-order").await;
     }
     let task = next(&mut two).await;
-    *effects.entry(task.idempotency_key.as_ref().expect("it has a key").to_string()).or_default() += 1;
+    let (key, mark) = (task.idempotency_key.as_ref().expect("it has a key"), EffectMark::generate());
+    let answer = Payload::from(serde_json::json!({"order": 1}));
+    let asked = EffectRequest { lease: &task.lease, key, mark: &mark, standing: Standing::Own };
+    assert_eq!(ground.broker.begin_effect(&asked).await.expect("answered"), EffectBegun::Begin);
+    for expected in [EffectCommitted::Committed, EffectCommitted::AlreadyCommitted { answer: answer.clone() }] {
+        let committed = ground.broker.commit_effect(&task.lease, key, &answer, Standing::Own).await;
+        assert_eq!(committed.expect("answered"), expected);
+    }
     assert_eq!(end(&mut two, &task, Outcome::result(serde_json::json!({"order": 1}))).await, Settled::Succeeded);
     assert!(two.claim(1).await.expect("claimed").is_empty(), "there is no second one");
-    assert_eq!(effects, HashMap::from([("k-order".to_owned(), 1)]));
 
     until(&ground, "an empty queue and a written history", |counts| {
         counts.backlog + counts.running + counts.retrying + counts.dlq_pending + counts.outbox == 0
@@ -230,7 +239,15 @@ async fn check_dead_letters(server: &Server) {
 /// §8, and §5: what a reclaim has to tell.
 async fn check_events(ground: &Ground) {
     let mut by_task: HashMap<String, Vec<RecordedEvent>> = HashMap::new();
-    for event in ground.events().await {
+    let (effects, moves): (Vec<_>, Vec<_>) =
+        ground.events().await.into_iter().partition(|event| event.idempotency_key.is_some());
+    // §6: one outside effect a key, in a column whose index is unique.
+    let [effect] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(effect.idempotency_key.as_ref().map(|key| key.as_str()), Some("k-order"));
+    assert_eq!((effect.event_type.as_str(), effect.task_id.as_str()), ("effect.done", "twin-a"));
+    assert_eq!(effect.trace_id.as_ref().map(|trace| trace.as_str()), Some("trace-twin-a"));
+    assert_eq!(effect.consumer.as_deref(), Some("worker-2"));
+    for event in moves {
         by_task.entry(event.task_id.to_string()).or_default().push(event);
     }
     let retry = ["task.claimed", "task.retrying"];

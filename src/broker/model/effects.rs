@@ -1,6 +1,6 @@
 //! Outside effects, and how far attempts have come.
 
-use super::record::{created_and_tenant, epoch_of, time};
+use super::record::{Claim, created_and_tenant, epoch_of, time};
 use super::state::Step;
 use crate::broker::{
     BrokerError, Doubt, EffectAbandoned, EffectBegun, EffectCommitted, EffectMark, EffectRequest, Extended, Lease,
@@ -97,7 +97,7 @@ impl Step<'_> {
 
     /// Keeps the answer of an effect that happened.
     pub(super) fn commit_effect(
-        self,
+        mut self,
         lease: &Lease,
         key: &IdempotencyKey,
         answer: &Payload,
@@ -118,6 +118,10 @@ impl Step<'_> {
         }
         effect.answer = Some(answer.clone());
         effect.kept_until_ms = kept_until_ms;
+        if let Some(claim) = Claim::of(lease) {
+            self.emit_effect(claim.effect(&lease.task, key, now));
+        }
+        self.end();
         Ok(EffectCommitted::Committed)
     }
 

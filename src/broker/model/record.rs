@@ -4,9 +4,10 @@
 use std::collections::VecDeque;
 
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::lane::{Body, History, LaneName, Message};
-use crate::broker::{ClaimedTask, Event, Lease};
+use crate::broker::{ClaimedTask, EffectEvent, Event, Lease};
 use crate::protocol::names::{
     DeadLetterId, Epoch, IdempotencyKey, InvalidName, TaskId, TaskType, TenantId, TraceId, WorkerId,
 };
@@ -63,11 +64,20 @@ impl Record {
 
     /// Names the claim under way. The scripts compare the whole record; epoch,
     /// worker and entry tell as much, because nothing else changes under a
-    /// claim, and an id that is used again comes with another entry. Creation
-    /// and tenant are there for who comes back when the record is gone.
+    /// claim, and an id that is used again comes with another entry. The rest
+    /// is there for who comes back when the record is gone.
     pub(super) fn token(&self) -> Vec<u8> {
-        let (message, created) = (self.message.unwrap_or(0), self.created_ms);
-        format!("{} {} {message} {created} {}", self.epoch, self.holder, self.tenant).into_bytes()
+        let claim = Claim {
+            epoch: self.epoch,
+            worker: self.holder.clone(),
+            message: self.message.unwrap_or(0),
+            created_ms: self.created_ms,
+            kind: self.kind.clone(),
+            retries: self.retries,
+            tenant: self.tenant.clone(),
+            trace: self.trace.clone(),
+        };
+        serde_json::to_vec(&claim).expect("invariant: numbers and texts have a JSON form")
     }
 
     /// Who runs it, while somebody does.
@@ -199,18 +209,50 @@ pub(super) fn message_text(message: Message) -> String {
     format!("{message}-0")
 }
 
-/// The claim that a lease's token names.
+/// A claim, as a lease's token names it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Claim {
+    pub(super) epoch: u64,
+    worker: String,
+    message: Message,
+    pub(super) created_ms: u64,
+    kind: TaskType,
+    retries: u32,
+    pub(super) tenant: String,
+    trace: String,
+}
+
+impl Claim {
+    /// The claim of a lease; `None` if nobody can have handed it out.
+    pub(super) fn of(lease: &Lease) -> Option<Self> {
+        serde_json::from_slice(&lease.token).ok()
+    }
+
+    /// An effect that its attempt says has happened, as the outbox carries it.
+    pub(super) fn effect(self, task: &TaskId, key: &IdempotencyKey, at_ms: u64) -> EffectEvent {
+        EffectEvent {
+            key: key.clone(),
+            task: task.clone(),
+            epoch: Epoch(self.epoch),
+            at: time(at_ms),
+            created_at: time(self.created_ms),
+            task_type: self.kind,
+            retry_count: self.retries,
+            tenant_id: named(&self.tenant, TenantId::new),
+            trace_id: named(&self.trace, TraceId::new),
+            consumer: known(&self.worker),
+        }
+    }
+}
+
+/// The claim that a lease's token names; 0 if none can have that.
 pub(super) fn epoch_of(lease: &Lease) -> u64 {
-    let text = std::str::from_utf8(&lease.token).unwrap_or_default();
-    text.split(' ').next().and_then(|epoch| epoch.parse().ok()).unwrap_or(0)
+    Claim::of(lease).map_or(0, |claim| claim.epoch)
 }
 
 /// When the task of a lease was created, and its tenant (empty for none).
 pub(super) fn created_and_tenant(lease: &Lease) -> (u64, String) {
-    let text = String::from_utf8_lossy(&lease.token);
-    let mut words = text.splitn(5, ' ').skip(3);
-    let created = words.next().and_then(|created| created.parse().ok()).unwrap_or(0);
-    (created, words.next().unwrap_or_default().to_owned())
+    Claim::of(lease).map(|claim| (claim.created_ms, claim.tenant)).unwrap_or_default()
 }
 
 fn encode_extras(extras: &Extras) -> Vec<u8> {

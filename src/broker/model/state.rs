@@ -14,7 +14,9 @@ use super::lane::{Body, Entry, History, Lane, LaneName, Message};
 use super::record::{Finished, Record, Trail};
 use super::retention::{LetterEntry, ResultEntry};
 use super::time_set::TimeSet;
-use crate::broker::{BrokerError, Decision, Event, OutboxEntry, Owner, Result, Review, Takeover, Voice, WorkerInfo};
+use crate::broker::{
+    BrokerError, Decision, EffectEvent, Event, OutboxEntry, Owner, Result, Review, Takeover, Voice, WorkerInfo,
+};
 use crate::protocol::names::{Capabilities, QueueName, TaskId, TaskType, WorkerId};
 use crate::protocol::policy::{EventRecording, Mode, Policy};
 use crate::protocol::state::State;
@@ -170,6 +172,7 @@ impl Queue {
             rings: BTreeMap::new(),
             moves: Vec::new(),
             decisions: Vec::new(),
+            effects: Vec::new(),
         })
     }
 
@@ -255,6 +258,7 @@ pub(super) struct Step<'q> {
     pub(super) rings: BTreeMap<String, Ring>,
     moves: Vec<Event>,
     decisions: Vec<Decision>,
+    effects: Vec<EffectEvent>,
 }
 
 impl Step<'_> {
@@ -272,6 +276,11 @@ impl Step<'_> {
     /// Records what a person decided, to be written with the moves of this step.
     pub(super) fn emit_decision(&mut self, decision: Decision) {
         self.decisions.push(decision);
+    }
+
+    /// Records that an outside effect happened.
+    pub(super) fn emit_effect(&mut self, effect: EffectEvent) {
+        self.effects.push(effect);
     }
 
     /// Appends a task to its lane and returns the message.
@@ -351,10 +360,11 @@ impl Step<'_> {
     /// Ends the step: its moves become one entry of the outbox, and one sleeper
     /// is woken for each class that was marked and still has work, or may have.
     pub(super) fn end(self) {
-        let (events, decisions) = (self.moves, self.decisions);
-        if !(events.is_empty() && decisions.is_empty()) && self.policy.events == EventRecording::On {
+        let entry =
+            OutboxEntry { id: String::new(), events: self.moves, decisions: self.decisions, effects: self.effects };
+        if entry != OutboxEntry::default() && self.policy.events == EventRecording::On {
             let id = format!("{}-0", self.queue.next_number());
-            self.queue.outbox.push_back(OutboxEntry { id, events, decisions });
+            self.queue.outbox.push_back(OutboxEntry { id, ..entry });
         }
         if self.policy.mode != Mode::Running {
             return;

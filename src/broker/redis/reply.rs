@@ -8,10 +8,10 @@ use serde::Deserialize;
 
 use super::token::{Token, decode_extras};
 use crate::broker::{
-    BrokerError, DeadLetterView, Decision, DecisionAction, Demand, Doubt, EffectBegun, EffectMark, Event, ListCursor,
-    OutboxEntry, Page, Review, Stillness, Voice, WorkerInfo, WorkerRecord,
+    BrokerError, DeadLetterView, Decision, DecisionAction, Demand, Doubt, EffectBegun, EffectEvent, EffectMark, Event,
+    ListCursor, OutboxEntry, Page, Review, Stillness, Voice, WorkerInfo, WorkerRecord,
 };
-use crate::protocol::names::{DeadLetterId, Epoch, TaskId, WorkerId};
+use crate::protocol::names::{DeadLetterId, Epoch, IdempotencyKey, TaskId, WorkerId};
 use crate::protocol::state::{RetryReason, State};
 use crate::protocol::task::{Attempt, DeadLetter, Payload, TaskView};
 
@@ -327,11 +327,14 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry, Malformed> {
     let [id, entry] = parts(value)?;
     let entry = fields(entry)?;
     let at = timestamp(field_number(&entry, "at").unwrap_or_default());
-    let packed = entry.get("moves").map_or(&[][..], Vec::as_slice);
     // Tokens are bytes, which the packed form does not tell from text.
-    let moves: Vec<serde_bytes::ByteBuf> =
-        rmp_serde::from_slice(packed).map_err(|error| Malformed(format!("an outbox entry: {error}")))?;
-    let mut moves = moves.into_iter();
+    let packed = |field: &str| -> Result<std::vec::IntoIter<serde_bytes::ByteBuf>, Malformed> {
+        let Some(packed) = entry.get(field) else { return Ok(Vec::new().into_iter()) };
+        let values: Vec<_> =
+            rmp_serde::from_slice(packed).map_err(|error| Malformed(format!("{field} in the outbox: {error}")))?;
+        Ok(values.into_iter())
+    };
+    let mut moves = packed("moves")?;
     let mut events = Vec::new();
     while let (Some(step), Some(id), Some(token)) = (moves.next(), moves.next(), moves.next()) {
         let more = if step.len() > 2 { moves.next().zip(moves.next()) } else { None };
@@ -339,7 +342,29 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry, Malformed> {
         events.push(event(&step, [id, detail, worker].map(lossy), &token, at)?);
     }
     let decisions = entry.get("decisions").map_or(Ok(Vec::new()), |packed| decisions(packed, at))?;
-    Ok(OutboxEntry { id: text(id)?, events, decisions })
+    let mut done = packed("effects")?;
+    let mut effects = Vec::new();
+    while let (Some(id), Some(key), Some(token)) = (done.next(), done.next(), done.next()) {
+        effects.push(effect([id, key].map(lossy), &token, at)?);
+    }
+    Ok(OutboxEntry { id: text(id)?, events, decisions, effects })
+}
+
+/// An outside effect that happened, and the record of the task whose attempt said so.
+fn effect([id, key]: [String; 2], token: &[u8], at: Timestamp) -> Result<EffectEvent, Malformed> {
+    let token = Token::decode(token)?;
+    Ok(EffectEvent {
+        key: IdempotencyKey::new(key).map_err(|error| Malformed(error.to_string()))?,
+        task: task_id(id)?,
+        epoch: token.epoch(),
+        at,
+        created_at: timestamp(token.created_ms),
+        task_type: token.task_type()?,
+        retry_count: token.retries,
+        tenant_id: token.tenant_id(),
+        trace_id: token.trace_id(),
+        consumer: said(token.holder),
+    })
 }
 
 fn lossy(bytes: serde_bytes::ByteBuf) -> String {
@@ -350,7 +375,6 @@ fn lossy(bytes: serde_bytes::ByteBuf) -> String {
 fn event(step: &[u8], [id, detail, worker]: [String; 3], token: &[u8], at: Timestamp) -> Result<Event, Malformed> {
     let state = |i: usize| step.get(i).and_then(|letter| State::from_letter(char::from(*letter)));
     let token = Token::decode(token)?;
-    let known = |text: String| (!text.is_empty()).then_some(text);
     let runs = token.state()? == State::Running;
     Ok(Event {
         task: task_id(id)?,
@@ -363,9 +387,9 @@ fn event(step: &[u8], [id, detail, worker]: [String; 3], token: &[u8], at: Times
         retry_count: token.retries,
         tenant_id: token.tenant_id(),
         trace_id: token.trace_id(),
-        consumer: known(if runs { token.holder.clone() } else { worker }),
-        message_id: known(token.message.clone()),
-        detail: known(detail),
+        consumer: said(if runs { token.holder.clone() } else { worker }),
+        message_id: said(token.message.clone()),
+        detail: said(detail),
     })
 }
 

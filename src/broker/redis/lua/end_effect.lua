@@ -7,7 +7,8 @@
 --   {'unknown'} or {'large', most bytes}
 --
 -- The lease may be lost: what happened, happened. So the token only says whose
--- attempt this is. The record is described in begin_effect.
+-- attempt this is. The record is described in begin_effect. A commit goes to
+-- the outbox, whatever that holds: what happened cannot be refused.
 local t = cjson.decode(ARGV[4])
 local key = P .. 'effect:' .. t[13] .. '\0' .. ARGV[5]
 local kept = call('GET', key)
@@ -29,4 +30,10 @@ local for_ms = math.min(math.max(retention and cmsgpack.unpack(retention)[1] or 
 e[1], e[7], e[8] = 'd', now + for_ms, ARGV[7]
 call('DEL', P .. 'none') -- the first write: an answer is kept also when memory is full
 call('SET', key, cmsgpack.pack(e), 'PX', string.format('%.0f', injected and math.max(for_ms, 3600000) or for_ms))
+if recording then
+  call('XADD', P .. 'events', '*', 'at', now_text, 'effects', cmsgpack.pack({ ARGV[3], ARGV[5], ARGV[4] }))
+  if call('XLEN', P .. 'events') == 1 then
+    redis.pcall('PUBLISH', 'windlass:notices', P .. 'outbox')
+  end
+end
 return { 'committed' }
