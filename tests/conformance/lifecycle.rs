@@ -63,10 +63,17 @@ async fn a_queue_is_whole_until_somebody_changes_it(fx: &Fixture) {
         assert_eq!(broker.inspect(&policy).await.expect("answered").policy, Intact::Yes, "{field}");
     }
     let _: redis::Value = fx.redis(&["XGROUP", "DESTROY", &fx.keys().task, &fx.keys().group]).await;
-    assert_eq!(broker.inspect(&policy).await.expect("answered").groups, Intact::No);
+    let groups = async || {
+        let inspected = broker.inspect(&policy).await.expect("answered").groups;
+        assert_eq!(broker.has_groups().await.expect("answered"), inspected);
+        inspected
+    };
+    assert_eq!(groups().await, Intact::No);
     fx.broker.provision(&owner(), &policy).await.expect("put right");
     fx.promote(1).await;
-    assert_eq!(broker.inspect(&policy).await.expect("answered").groups, Intact::Yes);
+    assert_eq!(groups().await, Intact::Yes);
+    let _: redis::Value = fx.redis(&["DEL", &fx.keys().task]).await;
+    assert_eq!(groups().await, Intact::No, "there is no stream");
     let _: redis::Value = fx.redis(&["DEL", &key, &fx.keys().meta()]).await;
     let gone = broker.inspect(&policy).await.expect("answered");
     assert_eq!((gone.owner, gone.policy), (None, Intact::No));

@@ -2,11 +2,11 @@
 
 use redis::Value;
 
-use super::reply::{Malformed, number, parts, text};
+use super::reply::{Malformed, fields, list, number, parts, text};
 use super::script::SCRIPTS;
 use super::{Redis, RedisBroker, policy, word_and_rest};
-use crate::broker::Result;
-use crate::protocol::keys::Keys;
+use crate::broker::{BrokerError, Result};
+use crate::protocol::keys::{BELL_GROUP, Keys};
 use crate::protocol::policy::Policy;
 
 /// How many tasks or lanes one step of a removal takes.
@@ -82,6 +82,25 @@ impl Redis {
 }
 
 impl RedisBroker {
+    /// Whether the groups on the task stream are there, in one command: for who looks at many queues again and again.
+    pub async fn has_groups(&self) -> Result<Intact> {
+        let mut groups = redis::cmd("XINFO");
+        groups.arg("GROUPS").arg(&self.keys.task);
+        let answer = match self.command(&groups).await {
+            Err(BrokerError::Unexpected { detail, .. }) if detail.contains("no such key") => return Ok(Intact::No),
+            answer => answer?,
+        };
+        let read = |answer| -> std::result::Result<Intact, Malformed> {
+            let mut found = 0;
+            for group in list(answer)? {
+                let name = fields(group)?.remove("name").unwrap_or_default();
+                found += usize::from(name == self.keys.group.as_bytes() || name == BELL_GROUP.as_bytes());
+            }
+            Ok(if found == 2 { Intact::Yes } else { Intact::No })
+        };
+        read(answer).map_err(|m| m.during("XINFO"))
+    }
+
     /// Whether the queue is as provisioning it with this policy made it.
     pub async fn inspect(&self, policy: &Policy) -> Result<Inspection> {
         let fields = policy::fields(policy);

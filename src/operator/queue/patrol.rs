@@ -3,8 +3,8 @@
 //! Looking must cost next to nothing with ten thousand idle queues, so there are
 //! several looks: at each server (is it there, is it the same?), at all policies of
 //! a server in a few commands (are they there?), at all quiet queues in a few more
-//! (did work come?), and at each queue in its turn (is it as it was provisioned?),
-//! at a bounded pace.
+//! (did work come?), at each queue's groups in its turn (are they there?), and in
+//! a slower turn at all of it (is it as it was provisioned?), both at a bounded pace.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::operator::directory::KnownQueue;
 
 /// Between two looks at a server.
 const ROUND: Duration = Duration::from_secs(5);
-/// In how many rounds every queue has its turn, where the pace allows it: 20 seconds.
-const ROUNDS_FOR_ALL: usize = 4;
-/// The most queues of one server that are looked at in a round: up to a thousand queues have their turn within half a
-/// minute. Where there are more, what all looks cost is what is bounded, at a hundred commands a second.
-const MOST_A_ROUND: usize = 200;
-const FEW: usize = 1000;
+/// In how many rounds all groups of a server are looked at, where the pace allows it: 20 seconds, with a command each.
+const ROUNDS_FOR_GROUPS: usize = 4;
+const MOST_GROUPS_A_ROUND: usize = 250;
+/// In how many rounds every queue is looked at as a whole, where the pace allows it: a minute, with five commands each.
+const ROUNDS_FOR_ALL: usize = 12;
+const MOST_A_ROUND: usize = 50;
 /// How many policies are asked for in one command.
 const POLICIES_A_COMMAND: usize = 500;
 /// How many queues are looked at together.
@@ -37,8 +37,8 @@ const TOGETHER: usize = 4;
 /// What is remembered of a server between rounds.
 #[derive(Default)]
 struct Beat {
-    /// Where the turn of single queues has got to.
-    at: usize,
+    groups: Turn,
+    all: Turn,
     quiet: QuietQueues,
 }
 
@@ -129,21 +129,64 @@ async fn walk(
 
 /// Looks at the queues whose turn it is.
 async fn look_at_some(beat: &mut Beat, queues: &[Arc<KnownQueue>], pokes: &Pokes) {
-    let most = if queues.len() <= FEW { MOST_A_ROUND } else { MOST_A_ROUND / 2 };
-    let share = queues.len().div_ceil(ROUNDS_FOR_ALL).min(most);
-    if beat.at >= queues.len() {
-        beat.at = 0;
-    }
-    let turn = &queues[beat.at..queues.len().min(beat.at + share)];
-    beat.at += share;
-    let mut looks = futures::stream::iter(turn.iter().cloned())
-        .map(|known| async move { (known.broker.inspect(&known.policy).await, known) })
+    let some = beat.groups.next(queues, ROUNDS_FOR_GROUPS, MOST_GROUPS_A_ROUND);
+    poke_those(some, pokes, async |known| matches!(known.broker.has_groups().await, Ok(Intact::Yes))).await;
+    let some = beat.all.next(queues, ROUNDS_FOR_ALL, MOST_A_ROUND);
+    let is_right = async |known: &KnownQueue| {
+        let inspection = known.broker.inspect(&known.policy).await;
+        matches!(&inspection, Ok(found) if found.policy == Intact::Yes
+            && found.groups == Intact::Yes && found.owner.as_deref() == Some(known.owner.as_str()))
+    };
+    poke_those(some, pokes, is_right).await;
+}
+
+/// Has those reconciled that are not right.
+async fn poke_those(some: &[Arc<KnownQueue>], pokes: &Pokes, is_right: impl AsyncFn(&KnownQueue) -> bool) {
+    let mut looks = futures::stream::iter(some.iter().cloned())
+        .map(|known| async { (is_right(&known).await, known) })
         .buffer_unordered(TOGETHER);
-    while let Some((inspection, known)) = looks.next().await {
-        let right = matches!(&inspection, Ok(found) if found.policy == Intact::Yes
-            && found.groups == Intact::Yes && found.owner.as_deref() == Some(known.owner.as_str()));
-        if !right {
+    while let Some((is_right, known)) = looks.next().await {
+        if !is_right {
             pokes.poke(&known.name);
         }
+    }
+}
+
+/// Whose turn it is.
+#[derive(Default)]
+struct Turn {
+    /// Where it has got to.
+    at: usize,
+}
+
+impl Turn {
+    /// The next ones: as many as it takes to come round in so many rounds, but no more than that.
+    fn next<'a, T>(&mut self, all: &'a [T], rounds: usize, most: usize) -> &'a [T] {
+        let share = all.len().div_ceil(rounds).min(most);
+        let from = if self.at < all.len() { self.at } else { 0 };
+        self.at = from + share;
+        &all[from..all.len().min(self.at)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everyone_has_a_turn_within_the_rounds_or_at_the_bound() {
+        let rounds = |turn: &mut Turn, all: &[usize], number| -> Vec<usize> {
+            (0..number).flat_map(|_| turn.next(all, 4, 10).to_vec()).collect()
+        };
+        for count in [0, 1, 3, 4, 7, 40] {
+            let all: Vec<usize> = (0..count).collect();
+            let seen: HashSet<usize> = rounds(&mut Turn::default(), &all, 4).into_iter().collect();
+            assert_eq!(seen.len(), count, "within four rounds");
+        }
+        let all: Vec<usize> = (0..95).collect();
+        let mut turn = Turn::default();
+        assert_eq!(rounds(&mut turn, &all, 10), all, "at the bound");
+        assert_eq!(turn.next(&all, 4, 10), &all[..10], "and from the beginning again");
+        assert_eq!(turn.next(&all[..5], 4, 10), &all[..2], "where many are gone, too");
     }
 }
