@@ -295,6 +295,10 @@ fn moved_to(seed: &ConnectionInfo, host: String, port: u16) -> ConnectionAddr {
     }
 }
 
+/// How long the first attempt to connect may take, and each later one twice as long as the one before. Where a server
+/// has moved behind its name, nobody answers at the old place, and the next attempt goes to the new one.
+const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
+
 /// One shared connection, opened when needed and replaced when broken.
 pub(super) struct Link {
     endpoint: Arc<Endpoint>,
@@ -403,8 +407,7 @@ impl Link {
             return Ok(current);
         }
         tokio::time::sleep_until(pace.not_before).await;
-        let opened = tokio::time::timeout(self.connect_timeout, self.endpoint.open(&self.key, &self.config)).await;
-        match self.opened(opened) {
+        match self.in_time(|| self.endpoint.open(&self.key, &self.config)).await {
             Ok(connection) => {
                 pace.number += 1;
                 pace.failures = 0;
@@ -421,38 +424,42 @@ impl Link {
 
     /// Opens a connection that listens.
     pub(super) async fn listen(&self) -> std::result::Result<PubSub, Fault> {
-        let opened = tokio::time::timeout(self.connect_timeout, self.endpoint.listen(&self.key, &self.config)).await;
-        self.opened(opened)
+        self.in_time(|| self.endpoint.listen(&self.key, &self.config)).await
     }
 
     /// Opens a connection for one caller alone.
     pub(super) async fn open_own(&self) -> std::result::Result<MultiplexedConnection, Fault> {
-        let opened = tokio::time::timeout(self.connect_timeout, self.endpoint.open(&self.key, &self.config)).await;
-        self.opened(opened)
+        self.in_time(|| self.endpoint.open(&self.key, &self.config)).await
     }
 
     /// Opens connections to all servers that hold keys, for one caller alone.
     pub(super) async fn open_all(&self) -> std::result::Result<Vec<MultiplexedConnection>, Fault> {
-        let opened = tokio::time::timeout(self.connect_timeout, self.endpoint.masters(&self.config)).await;
-        self.opened(opened)
+        self.in_time(|| self.endpoint.masters(&self.config)).await
     }
 
-    /// What came of opening a connection in time.
-    fn opened<T>(
-        &self,
-        opened: std::result::Result<redis::RedisResult<T>, tokio::time::error::Elapsed>,
-    ) -> std::result::Result<T, Fault> {
-        match opened {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(classify(&error, &self.endpoint.shown)),
-            Err(_) => Err(Fault {
-                error: BrokerError::Unreachable {
-                    address: self.endpoint.shown.clone(),
-                    reason: format!("no connection within {:?}", self.connect_timeout),
-                },
-                connection_is_useless: true,
-                no_script: false,
-            }),
+    /// Opens a connection, in as many attempts as there is time for.
+    async fn in_time<T, F>(&self, open: impl Fn() -> F) -> std::result::Result<T, Fault>
+    where
+        F: Future<Output = redis::RedisResult<T>>,
+    {
+        let end = Instant::now() + self.connect_timeout;
+        let mut attempt = FIRST_ATTEMPT;
+        loop {
+            let until = end.min(Instant::now() + attempt);
+            match tokio::time::timeout_at(until, open()).await {
+                Ok(opened) => return opened.map_err(|error| classify(&error, &self.endpoint.shown)),
+                Err(_) if until < end => attempt *= 2,
+                Err(_) => return Err(self.too_late()),
+            }
+        }
+    }
+
+    fn too_late(&self) -> Fault {
+        let reason = format!("no connection within {:?}", self.connect_timeout);
+        Fault {
+            error: BrokerError::Unreachable { address: self.endpoint.shown.clone(), reason },
+            connection_is_useless: true,
+            no_script: false,
         }
     }
 }
@@ -506,5 +513,32 @@ mod tests {
             assert!(error.to_string().contains("write redis://HOST:PORT"), "{error}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
+    }
+
+    /// Closes: a client that waits for the address of a pod that is gone while its Service has a new one.
+    #[tokio::test]
+    async fn an_attempt_that_nobody_answers_is_given_up_for_another_while_there_is_time() {
+        let link = |limit| {
+            let mut options = RedisOptions::new("redis://127.0.0.1:1");
+            options.connect_timeout = limit;
+            let endpoint = Arc::new(Endpoint::parse(&options).expect("a usable URL"));
+            Link::new(endpoint, String::new(), &options, Duration::from_secs(1))
+        };
+        let attempts = std::cell::Cell::new(0);
+        let second_is_answered = || {
+            attempts.set(attempts.get() + 1);
+            let number = attempts.get();
+            async move {
+                if number < 2 {
+                    std::future::pending::<()>().await;
+                }
+                Ok(number)
+            }
+        };
+        let opened = link(Duration::from_secs(60)).in_time(second_is_answered).await;
+        assert_eq!(opened.ok(), Some(2));
+        let too_late = link(Duration::from_millis(20)).in_time(std::future::pending::<redis::RedisResult<()>>).await;
+        let Err(fault) = too_late else { panic!("nobody answers") };
+        assert!(fault.error.to_string().contains("no connection within 20ms"), "{}", fault.error);
     }
 }
