@@ -77,7 +77,6 @@ async fn while_redis_is_gone_conditions_tell_replicas_hold_nothing_restarts_and_
             says(conditions, type_, status)
         }
     };
-    stage.cluster.wait(&queues, "q", "to be ready", queue_says("Ready", "True")).await;
     stage.enqueue(150, 3.0).await;
     stage.ready("p", 2).await;
     let before = standing(&stage).await;

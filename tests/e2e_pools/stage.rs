@@ -10,6 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
+use windlass::crd::TaskQueue;
 
 use crate::kubernetes::{Kubernetes, TestNamespace};
 
@@ -93,10 +94,17 @@ impl<'a> Stage<'a> {
         self.cluster.apply(&self.namespace, &object.to_string()).await;
     }
 
-    /// A queue with these settings.
+    /// A queue with these settings, ready for tasks.
     pub(super) async fn queue(&self, spec: Value) {
         let queue = json!({"apiVersion": "windlass.dev/v1alpha1", "kind": "TaskQueue", "metadata": {"name": "q"}, "spec": spec});
         self.apply(&queue).await;
+        let queues: Api<TaskQueue> = Api::namespaced(self.client.clone(), &self.namespace);
+        let is_ready = |found: Option<&TaskQueue>| {
+            let status = found.and_then(|queue| queue.status.as_ref());
+            let mut conditions = status.iter().flat_map(|status| &status.conditions);
+            conditions.any(|one| one.type_ == "Ready" && one.status == "True")
+        };
+        self.cluster.wait(&queues, "q", "to be ready", is_ready).await;
     }
 
     /// A pool in front of the application, with these fields besides.
@@ -153,11 +161,8 @@ impl<'a> Stage<'a> {
 
     /// Adds tasks that take so many seconds.
     pub(super) async fn enqueue(&self, number: usize, seconds: f64) {
-        self.enqueue_payload(number, &json!({"sleep": seconds})).await;
-    }
-
-    pub(super) async fn enqueue_payload(&self, number: usize, payload: &Value) {
-        let (queue, payload, number) = (self.name(), payload.to_string(), number.to_string());
+        let payload = json!({"sleep": seconds}).to_string();
+        let (queue, number) = (self.name(), number.to_string());
         self.windlass(&["task", "enqueue", "-q", &queue, "--type", "work", "--payload", &payload, "-n", &number]).await;
     }
 
@@ -234,14 +239,25 @@ impl<'a> Stage<'a> {
 
     /// Kills the first process of a pod's container, from its node.
     pub(super) async fn kill9(&self, pod: &Pod, container: &str) {
-        let status = pod.status.as_ref().expect("a status");
-        let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
-        let of = |one: &&k8s_openapi::api::core::v1::ContainerStatus| one.name == container;
-        let id = all.into_iter().find(of).and_then(|one| one.container_id.clone()).expect("it runs");
-        let id = id.trim_start_matches("containerd://").to_owned();
-        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).expect("a node");
+        let (node, id) = place_of(pod, container);
         self.cluster.kill9(&node, &id).await;
     }
+
+    /// Has the first process of a pod's container killed for want of memory, from its node.
+    pub(super) async fn exhaust_memory(&self, pod: &Pod, container: &str) {
+        let (node, id) = place_of(pod, container);
+        self.cluster.exhaust_memory(&node, &id).await;
+    }
+}
+
+/// The node of a pod, and the id of a container there.
+fn place_of(pod: &Pod, container: &str) -> (String, String) {
+    let status = pod.status.as_ref().expect("a status");
+    let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+    let of = |one: &&k8s_openapi::api::core::v1::ContainerStatus| one.name == container;
+    let id = all.into_iter().find(of).and_then(|one| one.container_id.clone()).expect("it runs");
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).expect("a node");
+    (node, id.trim_start_matches("containerd://").to_owned())
 }
 
 /// A clock that a test reads out.

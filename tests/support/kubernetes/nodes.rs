@@ -9,6 +9,19 @@ use serde::Deserialize;
 
 use super::{Kubernetes, harness};
 
+/// Joins the control group of a process and takes memory until that is killed; itself, the kernel spares.
+const GLUTTON: &str = r#"
+import os, sys
+pid = sys.argv[1]
+groups = dict(line.strip().split(":", 2)[1:] for line in open(f"/proc/{pid}/cgroup"))
+folder = "/sys/fs/cgroup" + ("/memory" + groups["memory"] if "memory" in groups else groups[""])
+open("/proc/self/oom_score_adj", "w").write("-1000")
+open(folder + "/cgroup.procs", "w").write(str(os.getpid()))
+taken = []
+while os.path.exists(f"/proc/{pid}") and len(taken) < 4096:
+    taken.append(b"x" * (256 << 10))
+"#;
+
 /// A node of a cluster of ours.
 #[derive(Debug, Deserialize)]
 pub(super) struct Node {
@@ -114,11 +127,21 @@ impl Kubernetes {
 
     /// Kills the first process of a container, by the container's id, with the signal that nobody can catch.
     pub async fn kill9(&self, node: &str, container: &str) {
+        let pid = self.first_process(node, container).await;
+        self.on_node(node, &["sh", "-c", r#"kill -s KILL "$0""#, &pid]).await;
+    }
+
+    /// Fills the memory that a container may use, until the kernel kills its first process.
+    pub async fn exhaust_memory(&self, node: &str, container: &str) {
+        let pid = self.first_process(node, container).await;
+        self.on_node(node, &["python3", "-c", GLUTTON, &pid]).await;
+    }
+
+    async fn first_process(&self, node: &str, container: &str) -> String {
         let ctr = ["ctr", "--address", &self.node(node).containerd, "--namespace", "k8s.io", "tasks", "list"];
         let listed = self.on_node(node, &ctr).await;
         let of = |line: &&str| line.starts_with(container);
-        let pid = listed.lines().find(of).and_then(|line| line.split_whitespace().nth(1)).expect("it runs").to_owned();
-        self.on_node(node, &["sh", "-c", r#"kill -s KILL "$0""#, &pid]).await;
+        listed.lines().find(of).and_then(|line| line.split_whitespace().nth(1)).expect("it runs").to_owned()
     }
 
     /// Runs something in the nodes' network, where pods and Services can be reached by their addresses
