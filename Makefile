@@ -54,6 +54,11 @@ check: ## Check formatting, lints and docs, and run the unit tests (needs no ser
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
 	cargo test --lib
 
+# Files under tests/ that mostly wait, for pods and controllers, run four tests
+# at a time; the others keep a core busy each, and run as many as there are cores.
+TEST_FILES := $(basename $(notdir $(wildcard tests/*.rs)))
+WAITING := cluster e2e_install e2e_pools operator operator_pools
+
 # One after the other even under `make -j`: the cheap checks come first, and all
 # cargo runs share one profile, so that nothing is compiled twice.
 test: ## Run everything: check, then the integration and doc tests
@@ -61,7 +66,10 @@ test: ## Run everything: check, then the integration and doc tests
 	@$(MAKE) --no-print-directory kubernetes
 	@tests/cluster/cluster.py check || true
 	@$(MAKE) --no-print-directory check
-	cargo test
+	cargo build --bins --examples
+	cargo test --bins $(patsubst %,--test %,$(filter-out $(WAITING),$(TEST_FILES)))
+	RUST_TEST_THREADS=4 cargo test $(patsubst %,--test %,$(WAITING))
+	cargo test --doc
 	@tests/cluster/cluster.py check || true
 
 bench: ## Measure Windlass beside BullMQ and asynq (BENCH_ARGS="..." for more arguments)
