@@ -1,26 +1,24 @@
-//! The examples in pods, as their comments say.
-
-use std::collections::BTreeSet;
+//! The examples in pods, as their comments and the examples' README say, where Restricted is enforced.
 
 use futures::future::join_all;
 use tokio::sync::OnceCell;
 
 use super::scene::{IMAGE, Scene};
 use crate::kubernetes::{Image, Kubernetes};
-use crate::tree::{Example, examples, shown, text};
+use crate::support::ground::example as program;
+use crate::tree::{Example, Try, examples, project, shown, text};
 
-/// The images that can be made of what this machine has, under the names that the examples give them.
-const IMAGES: [&str; 3] = ["busybox:1.37", "node:22-slim", "python:3.13-slim"];
+/// Where the profiles of systems that were there before find their Redis.
+const STREAMS: &str = "streams";
 
-/// How the examples' README says that the command line is reached, and how a person waits for what was enqueued.
-const PERSON: &str = r#"
-windlass() { kubectl exec -i -n SYSTEM deploy/windlass -- windlass "$@" </dev/null; }
+/// How a person waits for what was enqueued.
+const ENDS: &str = r#"
 ends() { grep -o '"id": *"[^"]*"' | cut -d '"' -f 4 | while read -r task; do
-  windlass task wait "$task" -q "$1" --timeout 2m || true; done; }
+  windlass task wait "$task" -q "$1" --timeout 2m </dev/null || true; done; }
 "#;
 
-/// This machine's Node.js, whatever its version.
-async fn load_node(cluster: &Kubernetes) {
+/// This machine's Node.js, whatever its version, and the worker that the example in Rust has people build.
+async fn load_images(cluster: &Kubernetes) {
     static LOADED: OnceCell<()> = OnceCell::const_new();
     let load = async || {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -28,36 +26,62 @@ async fn load_node(cluster: &Kubernetes) {
         let node = found.expect("there is no node: run `make servers`");
         let image = Image::new("node").shell().program(node, "/usr/bin/node").load(cluster).await;
         cluster.name_image(&image, "docker.io/library/node:22-slim").await;
+
+        let small = tempfile::NamedTempFile::new().expect("a temporary file");
+        let mut strip = tokio::process::Command::new("strip");
+        strip.arg("-o").arg(small.path()).arg(program("worker"));
+        assert!(strip.status().await.expect("strip starts").success());
+        let image = Image::new("worker").shell().program(small.path(), "/usr/bin/worker").load(cluster).await;
+        cluster.name_image(&image, "registry.example.com/shop/worker:1.0").await;
     };
     LOADED.get_or_init(load).await;
 }
 
-/// Those that need nothing but public images and the command line: no registry, no Redis or Secret of one's own.
-fn that_can_run() -> Vec<Example> {
-    let runs = |example: &Example| {
-        let folder = example.file.parent().expect("a folder");
-        let files = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
-        let manifests = files.filter(|path| path.extension().is_some_and(|ending| ending == "yaml"));
-        let texts: Vec<String> = manifests.map(|path| text(&path)).collect();
-        let images: BTreeSet<&str> = texts
-            .iter()
-            .flat_map(|text| text.lines())
-            .filter_map(|line| line.trim_start_matches([' ', '-']).strip_prefix("image: "))
-            .collect();
-        let typed = example.tries.iter().filter(|one| one.ends.is_some());
-        images.iter().all(|image| IMAGES.contains(image))
-            && typed.into_iter().all(|one| one.command.starts_with("windlass task enqueue "))
+/// What the examples' README has people define for a cluster: one way for queues on the operator's own Redis, one for those
+/// that name theirs.
+fn defined(example: &Example, system: &str) -> String {
+    let readme = text(&project().join("examples/README.md"));
+    let names_its_own = text(&example.file).contains(&format!("redis.{STREAMS}.svc"));
+    let mut blocks = readme.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let fits = |block: &&str| block.contains("kubectl exec") && block.contains("--redis-url") == names_its_own;
+    let block = blocks.find(fits).expect("the README has a block for it");
+    let defines = block.lines().filter(|line| line.contains("() {") || line.starts_with("export "));
+    defines.collect::<Vec<_>>().join("\n").replace("windlass-system", system) + ENDS
+}
+
+/// Types one line of what there is to try.
+async fn type_it(scene: &Scene, defined: &str, namespace: &str, example: &Example, Try { command, ends }: &Try) {
+    let queue = command.split_whitespace().skip_while(|word| *word != "-q").nth(1).unwrap_or_default();
+    let there = format!("{namespace}/{queue}");
+    let typed = command.replace(&format!("-q {queue}"), &format!("-q {there}"));
+    let typed = typed.replace("{default/", &format!("{{{namespace}/"));
+    let Some(state) = ends else {
+        scene.types(&format!("{defined}\n{typed}")).await;
+        return;
     };
-    examples().into_iter().filter(runs).collect()
+    let enqueues = command.contains("task enqueue");
+    let wait = if enqueues { format!("{typed} -o json | ends {there}") } else { format!("{typed} || true") };
+    let said = scene.types(&format!("{defined}\n{wait}")).await;
+    let number = command.split_once("-n ").map_or(1, |(_, rest)| rest.trim().parse().expect("a number"));
+    eprintln!("{}: {command}: {number} {state}", shown(&example.file));
+    assert_eq!(said.matches(state.as_str()).count(), number, "{}: {command}\n{said}", shown(&example.file));
+}
+
+/// Waits until a pool has that many pods.
+async fn has_pods(scene: &Scene, namespace: &str, pool: &str, number: u32) {
+    let wait =
+        format!("kubectl wait -n {namespace} workerpool/{pool} --timeout=3m --for=jsonpath='{{.status.replicas}}'");
+    scene.types(&format!("{wait}={number}")).await;
+    eprintln!("{pool} has {number} pods");
 }
 
 /// Applies one in a namespace of its own, and tries what it says.
 async fn try_it(scene: &Scene, system: &str, example: &Example) {
-    let command = example.cluster.first().expect("it says what a cluster is given");
-    assert!(command.starts_with("kubectl apply "), "{command}");
+    let command = example.cluster.iter().find(|line| line.starts_with("kubectl apply "));
+    let command = command.unwrap_or_else(|| panic!("{example:?} does not say what a cluster is given"));
     // What brings its own namespace brings that along.
     let own = text(&example.file).contains("-q shop-staging/").then(|| "shop-staging".to_owned());
-    let made = scene.cluster.namespace().await;
+    let made = scene.namespace().await;
     let namespace = own.unwrap_or_else(|| made.to_string());
     scene
         .types(&format!(
@@ -70,17 +94,19 @@ async fn try_it(scene: &Scene, system: &str, example: &Example) {
             made = &*made,
         ))
         .await;
-    for one in example.tries.iter().filter(|one| one.ends.is_some()) {
-        let words = one.command.split_whitespace();
-        let queue = words.skip_while(|word| *word != "-q").nth(1).expect("it names its queue");
-        let there = format!("{namespace}/{queue}");
-        let typed = one.command.replace(&format!("-q {queue}"), &format!("-q {there}"));
-        let person = PERSON.replace("SYSTEM", system);
-        let said = scene.types(&format!("{person}\n{typed} -o json | ends {there}")).await;
-        let state = one.ends.expect("it was filtered by that");
-        let number = one.command.split_once("-n ").map_or(1, |(_, rest)| rest.trim().parse().expect("a number"));
-        eprintln!("{}: {}: {number} {state}", shown(&example.file), one.command);
-        assert_eq!(said.matches(state.as_str()).count(), number, "{}: {}\n{said}", shown(&example.file), one.command);
+    let defined = defined(example, system);
+    let all = async {
+        for one in &example.tries {
+            type_it(scene, &defined, &namespace, example, one).await;
+        }
+    };
+    if example.folder() == "autoscaling" {
+        // As its comment says: from none to four, and back to none.
+        has_pods(scene, &namespace, "nappers", 0).await;
+        tokio::join!(all, has_pods(scene, &namespace, "nappers", 4));
+        has_pods(scene, &namespace, "nappers", 0).await;
+    } else {
+        all.await;
     }
     scene.types(&format!("kubectl delete taskqueue,workerpool -n {namespace} --all --wait=false")).await;
 }
@@ -88,17 +114,30 @@ async fn try_it(scene: &Scene, system: &str, example: &Example) {
 #[tokio::test]
 async fn examples_do_in_pods_what_their_comments_say() {
     let Some(scene) = Scene::enter().await else { return };
-    load_node(scene.cluster).await;
+    load_images(scene.cluster).await;
     let system = scene.namespace().await;
-    scene
-        .types(&format!(
-            "helm install windlass charts/windlass -n {} --wait --timeout 3m {IMAGE} --set image.tag=test",
-            &*system
-        ))
-        .await;
-    let found = that_can_run();
+    scene.namespace_named(STREAMS).await;
+    let install = format!(
+        "helm install windlass charts/windlass -n {} --wait --timeout 3m {IMAGE} --set image.tag=test",
+        &*system
+    );
+    tokio::join!(scene.store(STREAMS), scene.types(&install));
+    let found = examples();
     let names: Vec<String> = found.iter().map(Example::folder).collect();
-    for expected in ["autoscaling", "exec", "gitops", "http-node", "http-python"] {
+    for expected in [
+        "autoscaling",
+        "demo",
+        "exec",
+        "gitops",
+        "http-node",
+        "http-python",
+        "profiles/ade",
+        "profiles/automechanica",
+        "profiles/gate-b2",
+        "profiles/loki",
+        "profiles/task-queue-protocol",
+        "rust",
+    ] {
         assert!(names.iter().any(|name| name == expected), "{expected} is not among {names:?}");
     }
     join_all(found.iter().map(|example| try_it(&scene, &system, example))).await;

@@ -16,6 +16,9 @@ use crate::kubernetes::{Image, Kubernetes, TestNamespace};
 /// Whose turn it is: definitions and ClusterRoles are the whole cluster's.
 static TURN: Mutex<()> = Mutex::const_new(());
 
+/// What a namespace says so that pods which are not Restricted are refused.
+const RESTRICTED: &str = "pod-security.kubernetes.io/enforce=restricted";
+
 /// What points the chart to the image that the nodes have.
 pub(super) const IMAGE: &str = "--set image.registry=localhost --set image.repository=windlass";
 
@@ -115,16 +118,25 @@ impl Scene {
     /// A fresh namespace that refuses pods which are not Restricted.
     pub(super) async fn namespace(&self) -> TestNamespace<'static> {
         let made = self.cluster.namespace().await;
-        let label = "pod-security.kubernetes.io/enforce=restricted";
-        self.types(&format!("kubectl label namespace {} {label}", &*made)).await;
+        self.types(&format!("kubectl label namespace {} {RESTRICTED}", &*made)).await;
         made
+    }
+
+    /// The same, with a name that somebody's manifests give it.
+    pub(super) async fn namespace_named(&self, name: &str) {
+        self.types(&format!("kubectl create namespace {name}; kubectl label namespace {name} {RESTRICTED}")).await;
     }
 
     /// Three namespaces, and a Redis of the test in one of them, whose data outlives its pod.
     pub(super) async fn place(&self) -> Place {
         let (system, jobs, store) = (self.namespace().await, self.namespace().await, self.namespace().await);
         let place = Place { system, jobs, store };
-        let store = &*place.store;
+        self.store(&place.store).await;
+        place
+    }
+
+    /// A Redis of the test in a namespace, whose data outlives its pod.
+    pub(super) async fn store(&self, store: &str) {
         // A folder of one node, because nodes have each their own; made here, because a kubelet gives it to root alone.
         let folder = format!("/var/lib/windlass-{store}");
         self.cluster.on_node("node1", &["mkdir", "--mode=777", &folder]).await;
@@ -144,7 +156,6 @@ impl Scene {
              kubectl rollout status -n {store} statefulset/redis --timeout=3m"
         ))
         .await;
-        place
     }
 
     /// Installs a release for a place, with further arguments.

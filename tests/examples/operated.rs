@@ -18,6 +18,13 @@ async fn applied(ground: &Ground) -> Vec<(String, Vec<Value>)> {
     all
 }
 
+/// A Service that is named without its namespace is looked for in that of the operator, and then in that of the pods.
+fn leads_there_from_everywhere(url: &str) {
+    let host = url.strip_prefix("redis://").and_then(|rest| rest.split(':').next()).unwrap_or_default();
+    let labels: Vec<&str> = host.split('.').collect();
+    assert!(matches!(labels[..], [_, _, "svc"]), "{url} does not name a Service with its namespace");
+}
+
 /// The object in the test's namespace, where each set has names of its own, on a Redis that is there.
 fn here(mut object: Value, number: usize, redis: &str) -> Value {
     object["metadata"].as_object_mut().expect("metadata").remove("namespace");
@@ -29,6 +36,7 @@ fn here(mut object: Value, number: usize, redis: &str) -> Value {
         }
     }
     if let Some(url) = object.pointer_mut("/spec/broker/redis/url") {
+        leads_there_from_everywhere(url.as_str().expect("a text"));
         *url = json!(redis);
     }
     object
