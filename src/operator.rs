@@ -47,7 +47,7 @@ use self::context::{Context, Standing};
 use self::election::{Election, Held};
 use self::error::OperatorError;
 use self::metrics::OperatorMetrics;
-pub use self::options::{DefaultRedis, LeaseName, Namespaces, Options};
+pub use self::options::{DefaultRedis, LeaseName, Namespaces, Options, PullPolicy};
 use self::probes::Pulse;
 use crate::event_log::EventLog;
 use crate::maintenance::metrics::LoopMetrics;

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::error::CliError;
 use crate::broker::redis::{Redis, RedisOptions};
 use crate::operator::error::OperatorError;
-use crate::operator::{self, DefaultRedis, LeaseName, Namespaces, Options};
+use crate::operator::{self, DefaultRedis, LeaseName, Namespaces, Options, PullPolicy};
 
 /// Where the namespace of the pod is written that this runs in.
 const POD_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
@@ -50,6 +50,9 @@ pub struct Args {
         default_value = concat!("ghcr.io/windlass-dev/windlass:", env!("CARGO_PKG_VERSION"))
     )]
     worker_image: String,
+    /// When nodes pull that image (as Kubernetes does by itself unless given).
+    #[arg(long, env = "WINDLASS_WORKER_IMAGE_PULL_POLICY", value_name = "POLICY")]
+    worker_image_pull_policy: Option<PullPolicy>,
     /// Serve /livez, /readyz and /metrics on this address; port 0 takes a free one.
     #[arg(long, env = "WINDLASS_LISTEN", value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
@@ -102,6 +105,7 @@ impl Args {
             namespaces: Namespaces::of(self.namespaces),
             lease: LeaseName { namespace, name: self.lease_name },
             worker_image: self.worker_image,
+            worker_image_pull_policy: self.worker_image_pull_policy,
             listen: self.listen,
             instance: instance(),
         })

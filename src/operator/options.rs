@@ -20,6 +20,8 @@ pub struct Options {
     pub lease: LeaseName,
     /// The image that carries the worker into pods.
     pub worker_image: String,
+    /// When nodes pull that image; as Kubernetes does by itself where nothing is said.
+    pub worker_image_pull_policy: Option<PullPolicy>,
     /// Where probes and metrics are served.
     pub listen: SocketAddr,
     /// Names this process among its like: the pod's name and a nonce.
@@ -49,6 +51,38 @@ impl DefaultRedis {
     }
 }
 
+/// When a node pulls an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub enum PullPolicy {
+    /// At every start of a container.
+    Always,
+    /// Where the node does not have it.
+    IfNotPresent,
+    /// Not at all: it has to be there.
+    Never,
+}
+
+impl PullPolicy {
+    /// As it stands in a pod.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Always => "Always",
+            Self::IfNotPresent => "IfNotPresent",
+            Self::Never => "Never",
+        }
+    }
+
+    /// What Kubernetes does with an image of which nothing is said.
+    pub fn by_default(image: &str) -> Self {
+        let (name, digest) = image.split_once('@').map_or((image, false), |(name, _)| (name, true));
+        // A colon before a slash is that of a registry's port.
+        let tag = name.rsplit('/').next().and_then(|last| last.split_once(':')).map(|(_, tag)| tag);
+        let moves = tag.map_or(!digest, |tag| tag == "latest");
+        if moves { Self::Always } else { Self::IfNotPresent }
+    }
+}
+
 /// Where objects are looked after.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Namespaces {
@@ -73,4 +107,19 @@ pub struct LeaseName {
     pub namespace: String,
     /// Its name there.
     pub name: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_change_under_its_name_is_pulled_again() {
+        for image in ["windlass", "windlass:latest", "registry:5000/windlass", "windlass:latest@sha256:0"] {
+            assert_eq!(PullPolicy::by_default(image), PullPolicy::Always, "{image}");
+        }
+        for image in ["windlass:1", "registry:5000/a/windlass:1", "registry:5000/windlass@sha256:0"] {
+            assert_eq!(PullPolicy::by_default(image), PullPolicy::IfNotPresent, "{image}");
+        }
+    }
 }

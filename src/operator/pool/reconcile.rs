@@ -137,7 +137,9 @@ fn draft(pool: &WorkerPool, uid: &str, ground: &Ground, shared: &Shared) -> Resu
         task_types: &pool.spec.task_types,
         concurrency: pool.spec.concurrency,
     };
-    let around = Surroundings { worker_image: &shared.context.options.worker_image, identity };
+    let options = &shared.context.options;
+    let (worker_image, pull) = (&options.worker_image, options.worker_image_pull_policy);
+    let around = Surroundings { worker_image, pull, identity };
     let built = build(&pool.spec, &around).map_err(|problem| problem.to_string())?;
     Ok((Draft::new(pool, &built, &ground.fingerprint), built.remarks))
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::environment::{Identity, add_variables, variables};
 use crate::crd::{Entrypoint, ExecHandler, HandlerType, WorkerPoolSpec};
+use crate::operator::PullPolicy;
 
 /// The container that claims tasks for an HTTP handler.
 pub(crate) const WORKER: &str = "windlass-worker";
@@ -34,6 +35,7 @@ const MARGIN_SECONDS: i64 = 15;
 #[derive(Debug, Clone)]
 pub(super) struct Surroundings<'a> {
     pub(super) worker_image: &'a str,
+    pub(super) pull: Option<PullPolicy>,
     pub(super) identity: Identity<'a>,
 }
 
@@ -105,6 +107,7 @@ fn beside_applications(pod: &mut Value, spec: &WorkerPoolSpec, around: &Surround
         "securityContext": restricted(),
         "resources": resources(spec),
     });
+    add_pull_policy(&mut worker, around);
     add_probes(&mut worker, port);
     *list(pod, "containers") = vec![worker];
 }
@@ -123,7 +126,7 @@ fn into_container(
     port: u16,
     remarks: &mut Vec<String>,
 ) -> Result<(), TemplateProblem> {
-    let installer = json!({
+    let mut installer = json!({
         "name": INSTALLER,
         "image": around.worker_image,
         "args": ["install", PROGRAM],
@@ -131,6 +134,7 @@ fn into_container(
         "resources": resources(spec),
         "volumeMounts": [{ "name": VOLUME, "mountPath": FOLDER }],
     });
+    add_pull_policy(&mut installer, around);
     list(pod, "initContainers").push(installer);
     list(pod, "volumes").push(json!({ "name": VOLUME, "emptyDir": { "sizeLimit": VOLUME_SIZE } }));
 
@@ -161,6 +165,14 @@ fn into_container(
     add_variables(container, variables(&around.identity, &name));
     add_probes(container, port);
     Ok(())
+}
+
+/// Says when to pull the worker's image, unless Kubernetes does the same by itself: no pod is replaced for nothing.
+fn add_pull_policy(container: &mut Value, around: &Surroundings<'_>) {
+    let default = PullPolicy::by_default(around.worker_image);
+    if let Some(pull) = around.pull.filter(|pull| *pull != default) {
+        container["imagePullPolicy"] = pull.as_str().into();
+    }
 }
 
 /// The arguments that every handler has in common.
@@ -284,6 +296,10 @@ mod tests {
     }
 
     fn built(spec: &WorkerPoolSpec) -> Result<Built, TemplateProblem> {
+        built_with(spec, None)
+    }
+
+    fn built_with(spec: &WorkerPoolSpec, pull: Option<PullPolicy>) -> Result<Built, TemplateProblem> {
         let queue = "shop/emails".parse().expect("valid");
         let access = Access::to_default("redis://redis:6379", None);
         let identity = Identity {
@@ -293,7 +309,7 @@ mod tests {
             task_types: &spec.task_types,
             concurrency: spec.concurrency,
         };
-        let built = build(spec, &Surroundings { worker_image: "windlass:1", identity })?;
+        let built = build(spec, &Surroundings { worker_image: "windlass:1", pull, identity })?;
         serde_json::from_value::<core::PodTemplateSpec>(built.template.clone()).expect("Kubernetes can read it");
         Ok(built)
     }
@@ -422,6 +438,19 @@ mod tests {
         assert!(problem(volume).contains("volume name \"windlass\""));
         let no_list = json!({"containers": [{"name": "app", "image": "a"}], "initContainers": "migrate"});
         assert!(problem(no_list).starts_with("template: "));
+    }
+
+    #[test]
+    fn when_to_pull_is_said_of_what_windlass_adds_and_only_where_kubernetes_would_do_otherwise() {
+        let exec = || json!({"type": "Exec", "exec": {"command": ["x"]}});
+        for (handler, ours) in [(HTTP(), "containers"), (exec(), "initContainers")] {
+            let spec = spec(handler, json!({"containers": [{"name": "app", "image": "a"}]}));
+            let with = |pull| built_with(&spec, pull).expect("built").template;
+            let always = with(Some(PullPolicy::Always));
+            assert_eq!(with(None), with(Some(PullPolicy::IfNotPresent)), "no pod is replaced for nothing");
+            assert_eq!(always["spec"][ours][0]["imagePullPolicy"], "Always");
+            assert_eq!(always.to_string().matches("imagePullPolicy").count(), 1, "the owner says it of the others");
+        }
     }
 
     #[test]
