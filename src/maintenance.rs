@@ -32,6 +32,7 @@ use async_trait::async_trait;
 use crate::broker::{Broker, BrokerError, ErrorClass, OutboxEntry, QueueCounts};
 use crate::event_log::{EventLog, EventLogError};
 use crate::protocol::names::QueueName;
+use crate::protocol::policy::{Mode, Policy};
 use tally::Tally;
 use totals::Totals;
 
@@ -74,11 +75,20 @@ struct Seen {
     counts: Option<QueueCounts>,
     /// At how many entries of the outbox enqueues are refused.
     outbox_bound: Option<u64>,
+    /// Whether the queue takes and gives work.
+    mode: Option<Mode>,
     tally: Tally,
     totals: Totals,
 }
 
 impl Seen {
+    /// What a look at the queue and at its policy showed.
+    fn show(&mut self, counts: &QueueCounts, policy: &Policy) {
+        self.counts = Some(counts.clone());
+        self.outbox_bound = Some(policy.limits.outbox_entries);
+        self.mode = Some(policy.mode);
+    }
+
     /// Adds up what was recorded.
     fn add(&mut self, recorded: &[OutboxEntry]) {
         self.tally.add(recorded);

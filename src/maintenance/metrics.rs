@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use super::totals::{LATENCY_BOUNDS, Totals};
 use super::{ChoreError, History, LoopName, Progress, Queue};
 use crate::broker::QueueCounts;
+use crate::protocol::policy::Mode;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfLoop {
@@ -99,6 +100,7 @@ type Number<T> = (&'static str, &'static str, fn(&Look) -> Option<T>);
 struct Look {
     counts: QueueCounts,
     outbox_bound: Option<u64>,
+    mode: Option<Mode>,
     totals: Totals,
     history: History,
 }
@@ -118,7 +120,7 @@ fn retrying_ratio(counts: &QueueCounts) -> f64 {
     if live == 0 { 0.0 } else { counts.retrying as f64 / live as f64 }
 }
 
-const GAUGES: [Number<f64>; 16] = [
+const GAUGES: [Number<f64>; 17] = [
     ("windlass_queue_backlog", "Tasks that are ready to be claimed", |look| Some(look.counts.backlog as f64)),
     ("windlass_queue_running", "Tasks that are claimed", |look| Some(look.counts.running as f64)),
     ("windlass_queue_delayed", "Tasks that wait for their time", |look| Some(look.counts.delayed as f64)),
@@ -137,6 +139,9 @@ const GAUGES: [Number<f64>; 16] = [
         Some(look.counts.dead_lettered as f64)
     }),
     ("windlass_queue_finished", "Finished tasks that are still known", |look| Some(look.counts.finished as f64)),
+    ("windlass_queue_paused", "1 where the queue is Paused or Closed and gives out no work, else 0", |look| {
+        look.mode.map(|mode| f64::from(u8::from(mode != Mode::Running)))
+    }),
     ("windlass_queue_workers", "Registered workers", |look| Some(look.counts.workers as f64)),
     (
         "windlass_queue_oldest_task_age_seconds",
@@ -198,7 +203,8 @@ impl Collector for Queues {
 fn look_at(queue: &Queue) -> Option<Look> {
     let seen = queue.seen();
     let counts = seen.counts.clone()?;
-    Some(Look { counts, outbox_bound: seen.outbox_bound, totals: seen.totals.clone(), history: queue.history() })
+    let (outbox_bound, mode) = (seen.outbox_bound, seen.mode);
+    Some(Look { counts, outbox_bound, mode, totals: seen.totals.clone(), history: queue.history() })
 }
 
 /// A counter whose values have a label besides the queue: name, help, label, values.

@@ -40,12 +40,11 @@ impl Chore for Sampler {
             return Ok(self.rest(spread(WHILE_IDLE)));
         }
         let counts = queue.broker.counts().await?;
+        let policy = queue.broker.policy().await?;
         self.counted = Some((Instant::now(), glance));
-        queue.seen().counts = Some(counts.clone());
+        self.look_at_outbox(queue, counts.outbox, policy.limits.outbox_entries);
+        queue.seen().show(&counts, &policy);
         let busy = is_busy(&counts);
-        if counts.outbox > 0 || self.warned {
-            self.look_at_outbox(queue, &counts).await?;
-        }
         let due = self.row_written.is_none_or(|at| at.elapsed() >= BETWEEN_ROWS);
         // Also of a queue that became idle since: the last of what it did is told, too.
         let done_something = !queue.seen().tally.is_empty();
@@ -79,16 +78,13 @@ impl Sampler {
     }
 
     /// Warns before the outbox reaches its bound, at which enqueues are refused.
-    async fn look_at_outbox(&mut self, queue: &Queue, counts: &QueueCounts) -> Result<(), ChoreError> {
-        let bound = queue.broker.policy().await?.limits.outbox_entries;
-        queue.seen().outbox_bound = Some(bound);
-        let filling = counts.outbox as f64 > OUTBOX_WARNING * bound as f64;
+    fn look_at_outbox(&mut self, queue: &Queue, entries: u64, bound: u64) {
+        let filling = entries as f64 > OUTBOX_WARNING * bound as f64;
         if filling && !self.warned {
-            tracing::warn!(queue = %queue.name, entries = counts.outbox, bound,
+            tracing::warn!(queue = %queue.name, entries, bound,
                 "the outbox is filling: at its bound new tasks are refused until the event log has caught up");
         }
         self.warned = filling;
-        Ok(())
     }
 
     async fn write_row(&self, queue: &Queue, counts: &QueueCounts) -> Result<(), ChoreError> {

@@ -106,6 +106,21 @@ async fn every_alert_says_what_is_wrong_and_has_a_section_that_says_what_to_do()
     }
 }
 
+/// Nobody is to be woken because somebody paused a queue.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_paused_on_purpose_raises_no_alert_about_what_waits() {
+    let rules = rules().await;
+    let about = |name: &str| rules.iter().find(|rule| rule["alert"] == name).expect(name)["expr"].clone();
+    for name in ["WindlassNoWorkers", "WindlassTaskWaitsTooLong"] {
+        let expression = about(name);
+        let ends = expression
+            .as_str()
+            .expect("text")
+            .ends_with("unless on (queue) max by (queue) (windlass_queue_paused) == 1");
+        assert!(ends, "{expression}");
+    }
+}
+
 #[test]
 fn panels_stand_side_by_side_and_each_has_a_description() {
     let dashboard: Value = serde_json::from_str(&text("charts/windlass/files/dashboards/windlass.json")).expect("JSON");

@@ -27,13 +27,25 @@ Prometheus' own templates.
       summary: "Attempts of {{ "{{ $labels.type }}" }} in {{ "{{ $labels.queue }}" }} fail"
       description: "{{ "{{ $value | humanizePercentage }}" }} of the attempts of tasks of the type {{ "{{ $labels.type }}" }} in {{ "{{ $labels.queue }}" }} failed in the last ten minutes."
   - alert: WindlassDeadLettersOfTenantGrow
-    expr: sum by (queue, tenant) (increase(windlass_dead_letters_total[15m])) > {{ $t.deadLettersPerTenant }}
+    # A tenant's series appears with its first dead letters, which increase() does not count: one that was not there before
+    # counts whole. Unless nothing was: then it is Prometheus that is new, and the dead letters may be old.
+    expr: |-
+      sum by (queue, tenant) (
+        (windlass_dead_letters_total unless windlass_dead_letters_total offset 15m)
+        and on (job) windlass_operator_leads offset 15m
+        or increase(windlass_dead_letters_total[15m])
+      ) > {{ $t.deadLettersPerTenant }}
     labels: {severity: warning}
     annotations:
       summary: "Tasks of one tenant of {{ "{{ $labels.queue }}" }} become dead letters"
       description: "{{ "{{ $value | humanize }}" }} tasks of the tenant {{ "{{ $labels.tenant }}" }} in {{ "{{ $labels.queue }}" }} became dead letters within 15 minutes."
   - alert: WindlassDeadLettersOfQueueGrow
-    expr: max by (queue) (delta(windlass_queue_dead_lettered[15m])) > {{ $t.deadLettersPerQueue }}
+    # Across a change of leaders, whose series are different ones; of a queue that is younger than that, since it was made.
+    expr: |-
+      (
+        max by (queue) (windlass_queue_dead_lettered) - max by (queue) (windlass_queue_dead_lettered offset 15m)
+        or max by (queue) (delta(windlass_queue_dead_lettered[15m]))
+      ) > {{ $t.deadLettersPerQueue }}
     labels: {severity: warning}
     annotations:
       summary: "Dead letters of {{ "{{ $labels.queue }}" }} pile up"
@@ -55,7 +67,9 @@ Prometheus' own templates.
 - name: windlass.queues
   rules:
   - alert: WindlassTaskWaitsTooLong
-    expr: max by (queue) (windlass_queue_oldest_task_age_seconds) > {{ $t.oldestTaskSeconds }}
+    expr: |-
+      max by (queue) (windlass_queue_oldest_task_age_seconds) > {{ $t.oldestTaskSeconds }}
+      unless on (queue) max by (queue) (windlass_queue_paused) == 1
     for: 5m
     labels: {severity: warning}
     annotations:
@@ -65,6 +79,7 @@ Prometheus' own templates.
     expr: |-
       max by (queue) (windlass_queue_backlog) > 0
       and max by (queue) (windlass_queue_workers) == 0
+      unless on (queue) max by (queue) (windlass_queue_paused) == 1
     for: 10m
     labels: {severity: warning}
     annotations:
