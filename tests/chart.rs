@@ -15,7 +15,9 @@ mod chart {
     mod life;
     mod matrix;
     mod monitoring;
+    mod notes;
     mod pods;
+    mod pools;
     mod refused;
     mod roles;
     mod schema;
