@@ -32,8 +32,10 @@ async fn only_labels_and_annotations_are_added_when_they_are_rendered() {
         for rendered in rendered {
             let mut rendered = rendered.clone();
             let name = rendered["metadata"]["name"].as_str().expect("a name").to_owned();
-            let policy = &rendered["metadata"]["annotations"]["helm.sh/resource-policy"];
-            assert_eq!(*policy, if kept { Value::from("keep") } else { Value::Null });
+            let policy = |name: &str| rendered["metadata"]["annotations"][name].clone();
+            let (helm, argo) = (policy("helm.sh/resource-policy"), policy("argocd.argoproj.io/sync-options"));
+            let stay = [Value::from("keep"), Value::from("Delete=false,Prune=false")];
+            assert_eq!([helm, argo], if kept { stay } else { [Value::Null, Value::Null] });
             let metadata = rendered["metadata"].as_object_mut().expect("metadata");
             metadata.remove("labels").expect("labels");
             metadata.remove("annotations");

@@ -16,7 +16,7 @@ leaderElection: {leaseName: other-lease}
 redis: {existingSecret: redis, existingSecretKey: address, caExistingSecret: redis-ca, caExistingSecretKey: root.pem}
 eventLog: {existingSecret: history}
 logging: {level: "windlass=debug,warn", format: text}
-podLabels: {scrape: "yes"}
+podLabels: {scrape: "yes", team: operators}
 podAnnotations: {example.com/number: "1"}
 deploymentAnnotations: {example.com/reload: "true"}
 priorityClassName: system-cluster-critical
@@ -31,9 +31,10 @@ extraVolumeMounts: [{name: scratch, mountPath: /scratch}]
 service: {type: NodePort, port: 80, annotations: {a: b}}
 podDisruptionBudget: {minAvailable: null, maxUnavailable: 50%}
 networkPolicy: {enabled: true, ingressFrom: [{namespaceSelector: {matchLabels: {a: b}}}], egress: [{ports: [{port: 53, protocol: UDP}]}]}
-serviceMonitor: {enabled: true, labels: {release: prometheus}, annotations: {a: b}, interval: 30s, scrapeTimeout: 10s, relabelings: [{action: labeldrop, regex: pod}], metricRelabelings: [{action: keep, sourceLabels: [queue], regex: .+}]}
-prometheusRule: {enabled: true, labels: {release: prometheus}, annotations: {a: b}, alertLabels: {team: platform}, disabled: [WindlassNoLeader], extraGroups: [{name: own, rules: [{alert: Own, expr: "vector(1)"}]}]}
-grafanaDashboard: {enabled: true, annotations: {folder: Queues}}
+serviceMonitor: {enabled: true, labels: {release: prometheus, team: monitoring}, annotations: {a: b}, interval: 30s, scrapeTimeout: 10s, relabelings: [{action: labeldrop, regex: pod}], metricRelabelings: [{action: keep, sourceLabels: [queue], regex: .+}]}
+podMonitor: {enabled: true, labels: {release: prometheus, team: monitoring}, annotations: {a: b}, interval: 30s, scrapeTimeout: 10s, relabelings: [{action: labeldrop, regex: pod}], metricRelabelings: [{action: keep, sourceLabels: [queue], regex: .+}]}
+prometheusRule: {enabled: true, labels: {release: prometheus, team: monitoring}, annotations: {a: b}, alertLabels: {team: platform}, disabled: [WindlassNoLeader], extraGroups: [{name: own, rules: [{alert: Own, expr: "vector(1)"}]}]}
+grafanaDashboard: {enabled: true, labels: {team: monitoring}, annotations: {folder: Queues}}
 extraObjects:
 - {apiVersion: v1, kind: ConfigMap, metadata: {name: '{{ include "windlass.name" . }}-more', namespace: '{{ .Release.Namespace }}'}}
 - |
@@ -43,7 +44,7 @@ extraObjects:
 "#;
 
 /// What each is for, and its values. HERE is the release's namespace, THERE another one.
-const MATRIX: [(&str, &str); 14] = [
+const MATRIX: [(&str, &str); 16] = [
     ("defaults", "{}"),
     ("everything", EVERYTHING),
     ("one namespace", "watchNamespaces: [HERE]"),
@@ -51,6 +52,8 @@ const MATRIX: [(&str, &str); 14] = [
         "a namespace that is not the release's",
         "{watchNamespaces: [THERE], replicaCount: 2, networkPolicy: {enabled: true}}",
     ),
+    ("workers scraped everywhere", "podMonitor: {enabled: true}"),
+    ("workers scraped in one namespace", "{watchNamespaces: [THERE], podMonitor: {enabled: true, namespace: THERE}}"),
     ("no Redis", "redis: {enabled: false}"),
     ("a Redis by its URL", "redis: {url: 'rediss+sentinel://a:26379,b:26379/main'}"),
     ("the small Redis behind a policy", "networkPolicy: {enabled: true}"),
@@ -107,9 +110,15 @@ async fn a_strict_dry_run_refuses_a_field_that_is_not_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_chart_is_lint_free() {
-    let said = cluster().await.try_helm(&["lint", "--strict", &chart()]).await;
-    let said = said.unwrap_or_else(|said| panic!("{said}"));
-    assert!(said.contains("0 chart(s) failed"), "{said}");
+    let cluster = cluster().await;
+    for values in ["{}", EVERYTHING] {
+        let given = tempfile::NamedTempFile::new().expect("a temporary file");
+        std::fs::write(given.path(), values).expect("it can be written");
+        let path = given.path().to_str().expect("UTF-8");
+        let said = cluster.try_helm(&["lint", "--strict", &chart(), "--values", path]).await;
+        let said = said.unwrap_or_else(|said| panic!("{said}"));
+        assert!(said.contains("0 chart(s) failed"), "{said}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,12 +160,18 @@ async fn values_arrive_where_they_belong() {
     assert_eq!(environment("RUST_BACKTRACE")["value"], "1");
     let spread = &pod["topologySpreadConstraints"][0];
     assert_eq!(spread["labelSelector"]["matchLabels"]["app.kubernetes.io/component"], "operator");
+    assert_eq!(environment("WINDLASS_WORKER_IMAGE_PULL_POLICY")["value"], "Always");
+    assert_eq!(deployment[0]["spec"]["template"]["metadata"]["labels"]["team"], "operators");
     let lease = |role: &&&Value| role["metadata"]["name"] == "windlass-leader";
     let role = *of_kind(&objects, "Role").iter().find(lease).expect("a Role for the Lease");
     assert_eq!(role["rules"][1]["resourceNames"][0], "other-lease");
     for object in &objects {
         if object["metadata"]["labels"]["app.kubernetes.io/instance"].is_string() {
-            assert_eq!(object["metadata"]["labels"]["team"], "platform", "{object}");
+            let monitors =
+                ["ServiceMonitor", "PodMonitor", "PrometheusRule"].contains(&object["kind"].as_str().expect("it"));
+            let dashboard = object["metadata"]["name"] == "windlass-dashboard";
+            let team = if monitors || dashboard { "monitoring" } else { "platform" };
+            assert_eq!(object["metadata"]["labels"]["team"], team, "the nearest one wins: {object}");
             assert_eq!(object["metadata"]["annotations"]["owner"], "platform@example.com", "{object}");
         }
     }
@@ -171,4 +186,32 @@ async fn nothing_that_changes_with_a_version_is_in_the_small_redis_pod() {
         *of_kind(&objects, "Deployment").iter().find(|one| one["metadata"]["name"] == "windlass-redis").expect("it");
     let pod = redis["spec"]["template"].to_string();
     assert!(!pod.contains("version") && !pod.contains("helm.sh/chart") && !pod.contains("seven"), "{pod}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_with_a_file_of_its_own_goes_before_the_next_one_comes() {
+    let cluster = cluster().await;
+    let strategy = async |values: &str| {
+        of_kind(&objects(cluster, "here", values).await, "Deployment")[0]["spec"]["strategy"].clone()
+    };
+    let (_, file) = MATRIX.iter().find(|(name, _)| *name == "SQLite on a volume").expect("it");
+    assert_eq!(strategy(&format!("{{redis: {{enabled: false}}, {}", &file[1..])).await["type"], "Recreate");
+    assert_eq!(strategy("{redis: {enabled: false}, eventLog: {url: 'postgres://a/b'}}").await["type"], "RollingUpdate");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_numbers_are_written_out() {
+    let cluster = cluster().await;
+    let objects = objects(cluster, "here", "redis: {maxMemoryMebibytes: 1048576}").await;
+    assert!(objects.iter().any(|object| object.to_string().contains(r#""1048576mb""#)));
+}
+
+/// A name of digits is one to Helm.
+#[tokio::test(flavor = "multi_thread")]
+async fn labels_are_text_whatever_a_release_is_called() {
+    let said =
+        cluster().await.try_helm(&["template", "12", &chart(), "--namespace", "here"]).await.expect("it is rendered");
+    let objects = super::ground::documents(&said);
+    let labelled = of_kind(&objects, "Service")[0]["metadata"]["labels"]["app.kubernetes.io/instance"].clone();
+    assert_eq!(labelled, Value::from("12"));
 }

@@ -24,19 +24,24 @@
 
 {{- /* What never changes of a release: selectors must not. */ -}}
 {{- define "windlass.identity" -}}
-app.kubernetes.io/name: {{ default "windlass" .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default "windlass" .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "windlass.labels" -}}
-{{ include "windlass.identity" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-app.kubernetes.io/part-of: windlass
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{ include "windlass.labels.and" (list . nil) }}
+{{- end -}}
+
+{{- /* The labels of an object: the chart's, the common ones and its own, of which the last wins. Takes the root, and a map or nil. */ -}}
+{{- define "windlass.labels.and" -}}
+{{- $root := index . 0 -}}
+{{- $chart := printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" -}}
+{{- $labels := include "windlass.identity" $root | fromYaml -}}
+{{- $_ := set $labels "app.kubernetes.io/version" $root.Chart.AppVersion -}}
+{{- $_ := set $labels "app.kubernetes.io/managed-by" $root.Release.Service -}}
+{{- $_ := set $labels "app.kubernetes.io/part-of" "windlass" -}}
+{{- $_ := set $labels "helm.sh/chart" $chart -}}
+{{ mergeOverwrite $labels $root.Values.commonLabels (default (dict) (index . 1)) | toYaml }}
 {{- end -}}
 
 {{- define "windlass.selector" -}}
