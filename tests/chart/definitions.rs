@@ -42,6 +42,13 @@ async fn only_labels_and_annotations_are_added_when_they_are_rendered() {
             assert_eq!(rendered, documents(&text(&format!("crds/{name}.yaml")))[0]);
         }
     }
+    // Who says something else to Argo CD about everything is heard here, too.
+    let values = "commonAnnotations: {argocd.argoproj.io/sync-options: ServerSideApply=true}";
+    let rendered = objects(cluster, "here", values).await;
+    for rendered in of_kind(&rendered, "CustomResourceDefinition") {
+        let options = &rendered["metadata"]["annotations"]["argocd.argoproj.io/sync-options"];
+        assert_eq!(options, "ServerSideApply=true,Delete=false,Prune=false");
+    }
     let none = objects(cluster, "here", "crds: {enabled: false}").await;
     assert!(of_kind(&none, "CustomResourceDefinition").is_empty());
 }
