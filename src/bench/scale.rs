@@ -10,19 +10,20 @@ use super::Bench;
 use super::delivery::{Body, Delivery, join_all};
 use super::load::{Load, Numbers};
 use super::report::{Row, System, show};
-use super::slow_log::SlowLog;
 use super::windlass::{Dress, Queue, drain_outbox, enqueue, fill, new_task, noop, work_off};
+use super::wire::{Pipeline, Shared};
 use crate::broker::session::Session;
 use crate::broker::{Broker, ClaimRequest, MAX_BATCH};
 use crate::protocol::names::{Capabilities, TaskType, WorkerId};
 
 /// Lanes beside the first.
 const LANES: usize = 500;
+/// The size of a task's record in its queue, in bytes.
+const RECORD: usize = 110;
 /// How long the server gets to end what it does in the background.
 const REST: Duration = Duration::from_secs(2);
-/// Rounds that are not counted, so that all is warm. In the first ones a hash of a million fields is moved to a larger
-/// table by the way, a little with each access; a short queue's hash has no such rounds, because it begins anew each time.
-const WARM_UP: usize = 3;
+/// Rounds that are not counted, so that all is warm.
+const WARM_UP: usize = 1;
 /// The outbox is emptied after so many tasks.
 const FILL_STEP: usize = 50_000;
 
@@ -35,7 +36,7 @@ struct Costs {
 
 /// Steps that [`measure`] will report.
 pub(super) fn steps(_: &Bench) -> usize {
-    3
+    4
 }
 
 /// Measures.
@@ -58,13 +59,30 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
         }
     }
     let mut slow = bench.server.slow_log().await?;
+    bench.progress(&format!("scale: bare hashes that are empty and of {} fields, in turn", show(many as f64)));
+    let fields = new_fields(bench, many).await.context("a round of bare hashes failed")?;
     bench.progress(&format!("scale: empty claims with 1 and with {LANES} lanes"));
     let claims = empty_claims(bench).await?;
     slow.add(bench.server.slow_log().await?);
-    Ok(rows(many, &lines[0].costs, &lines[1].costs, &slow, &claims))
+    let [short, long] = &lines;
+    let mut rows = rows(many, &short.costs, &long.costs, &claims);
+    rows.splice(2..2, rows_of_fields(many, &fields));
+    rows.push(slow.row(&format!("filling and using a queue of {}, many lanes", show(many as f64))));
+    Ok(rows)
 }
 
-fn rows(many: usize, empty: &Costs, full: &Costs, slow: &SlowLog, claims: &[Vec<f64>; 3]) -> Vec<Row> {
+/// What Redis alone takes: no budget is judged by it.
+fn rows_of_fields(many: usize, [empty, full]: &[Vec<f64>; 2]) -> [Row; 2] {
+    let row = |with: String, runs: &[f64]| {
+        Row::new(format!("HSETNX of a new field, Redis CPU, {with}, µs/field")).value(System::Bare, runs)
+    };
+    let base = row("empty hash".to_owned(), empty);
+    let full = row(format!("hash of {}", show(many as f64)), full);
+    let ratio = base.median(System::Bare).zip(full.median(System::Bare)).map(|(few, many)| many / few);
+    [base, full.note(ratio.map(|ratio| format!("{ratio:.2}× empty hash")))]
+}
+
+fn rows(many: usize, empty: &Costs, full: &Costs, claims: &[Vec<f64>; 3]) -> Vec<Row> {
     const BUDGET: &str = "≤ 1.10× (goal 1.00×)";
     let [one, used, foreign] = claims;
     let row = |what: String, runs: &[f64]| Row::new(what).value(System::Windlass, runs);
@@ -87,8 +105,47 @@ fn rows(many: usize, empty: &Costs, full: &Costs, slow: &SlowLog, claims: &[Vec<
     let foreign = row(name(&format!("{LANES} lanes full of other types")), foreign)
         .ratio("1 lane", rows[4].median(System::Windlass));
     rows.push(foreign.budget(BUDGET, 1, |ratio| ratio <= 1.10));
-    rows.push(slow.row(&format!("filling and using a queue of {queued}, many lanes")));
     rows
+}
+
+/// What a bare hash takes for a new field, of the size of a task's record: one that has none, and one that has many.
+/// Every task is such a field, so a queue cannot cost less more than this does.
+async fn new_fields(bench: &mut Bench, many: usize) -> Result<[Vec<f64>; 2]> {
+    bench.server.flush().await?;
+    let wire = Shared::connect(bench.server.port).await?;
+    let mut hashes = [("bench:short", 0..0), ("bench:long", 0..0)];
+    change(&wire, hashes[1].0, "HSETNX", 0..many).await?;
+    hashes[1].1 = 0..many;
+    tokio::time::sleep(REST).await;
+    let (tasks, mut costs) = (bench.settings.tasks, [Vec::new(), Vec::new()]);
+    for round in 0..bench.settings.runs + WARM_UP {
+        for ((hash, there), costs) in hashes.iter_mut().zip(&mut costs) {
+            let before = bench.server.usage().await?;
+            change(&wire, hash, "HSETNX", there.end..there.end + tasks).await?;
+            let took = bench.server.usage().await?.since(before).cpu;
+            change(&wire, hash, "HDEL", there.start..there.start + tasks).await?;
+            *there = there.start + tasks..there.end + tasks;
+            if round >= WARM_UP {
+                costs.push(took * 1e6 / tasks as f64);
+            }
+        }
+    }
+    Ok(costs)
+}
+
+/// Adds fields to a hash, or takes them away, a batch a call.
+async fn change(wire: &Shared, hash: &str, command: &str, fields: std::ops::Range<usize>) -> Result<()> {
+    let record = "x".repeat(RECORD);
+    for from in fields.clone().step_by(MAX_BATCH) {
+        let mut pipeline = Pipeline::default();
+        for number in from..(from + MAX_BATCH).min(fields.end) {
+            let field = format!("{number:036}");
+            let words = [command, hash, &field, &record];
+            pipeline.add(words[..if command == "HDEL" { 3 } else { 4 }].iter());
+        }
+        wire.call(pipeline).await?;
+    }
+    Ok(())
 }
 
 /// A queue through which tasks pass in order.
@@ -223,7 +280,7 @@ mod tests {
     fn what_grows_with_the_queue_breaks_the_budget() {
         let costs = |enqueue, work| Costs { enqueue: vec![enqueue], work: vec![work] };
         let claims = [vec![10.0], vec![10.5], vec![20.0]];
-        let rows = rows(1_000_000, &costs(10.0, 20.0), &costs(10.9, 30.0), &SlowLog::default(), &claims);
+        let rows = rows(1_000_000, &costs(10.0, 20.0), &costs(10.9, 30.0), &claims);
         let verdicts: Vec<_> = rows
             .iter()
             .filter_map(|row| serde_json::to_value(row).expect("a JSON form")["budget"]["met"].as_bool())
