@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::scene::{Scene, Watch};
+use super::scene::{IMAGE, Scene, Watch};
 
 #[tokio::test]
-async fn what_people_made_survives_the_release_workers_go_on_without_it_and_the_next_one_takes_it_up() {
+async fn what_people_made_survives_the_release_workers_go_on_without_it_and_the_next_ones_take_it_up() {
     let Some(scene) = Scene::enter().await else { return };
     let place = scene.place().await;
     let (system, jobs) = (&*place.system, &*place.jobs);
@@ -46,4 +46,34 @@ async fn what_people_made_survives_the_release_workers_go_on_without_it_and_the_
     assert_eq!(scene.types(&identities).await, before, "nothing was made anew");
     produced.all_done().await;
     watch.read("from the next helm install until all that had waited for a leader is done");
+
+    // One of another name, elsewhere, has to say that it takes the definitions over.
+    let other = scene.namespace().await;
+    scene.types(&format!("helm uninstall windlass -n {system} --wait --timeout 3m")).await;
+    let install = format!(
+        "helm install other charts/windlass -n {} --wait --timeout 3m {IMAGE} --set image.tag=test --set {}",
+        &*other,
+        place.redis()
+    );
+    let refused = scene.tries(&install).await.expect_err("the definitions are another release's");
+    assert!(refused.contains("invalid ownership metadata"), "{refused}");
+    let queue = queue.replace("meanwhile", "later");
+    scene
+        .types(&format!(
+            "{install} --take-ownership
+             echo '{queue}' | kubectl apply -n {jobs} -f -
+             kubectl wait -n {jobs} --for=condition=Ready taskqueue/later taskqueue/work workerpool/workers --timeout=3m"
+        ))
+        .await;
+    assert_eq!(scene.types(&identities).await, before, "nothing was made anew");
+    // What is delayed needs a leader.
+    let said = scene
+        .types(&format!(
+            "windlass() {{ kubectl exec -n {} deploy/other-windlass -- windlass \"$@\"; }}
+             task=$(windlass task enqueue -q {jobs}/work --type work --payload '{{}}' --delay 1s | awk 'END {{print $1}}')
+             windlass task wait \"$task\" -q {jobs}/work --timeout 60s",
+            &*other
+        ))
+        .await;
+    assert!(said.contains("succeeded"), "{said}");
 }
