@@ -9,6 +9,10 @@ use crate::kubernetes::Kubernetes;
 
 const QUEUE: &str = "{apiVersion: windlass.dev/v1alpha1, kind: TaskQueue, metadata: {name: emails}, spec: {}}";
 
+fn is_to_go(queue: &TaskQueue) -> bool {
+    queue.metadata.deletion_timestamp.is_some()
+}
+
 /// A history in a file, on a volume.
 const SQLITE: &str = "eventLog.url=sqlite:///history/events.db,extraVolumes[0].name=history,\
                       extraVolumes[0].emptyDir.sizeLimit=1Gi,extraVolumeMounts[0].name=history,\
@@ -48,9 +52,17 @@ async fn queues_survive_the_removal_of_a_release_and_a_new_one_takes_them_up() {
     let after = queues.get("emails").await.expect("the queue is still there");
     assert_eq!(before.metadata.uid, after.metadata.uid);
 
+    // Why queues go first, while there is an operator: one that waits for it keeps the definition.
+    let finalizers = async |all: &str| {
+        let patch = format!(r#"{{"metadata": {{"finalizers": {all}}}}}"#);
+        cluster.kubectl(&["patch", "tq/emails", "-n", &namespace, "--type=merge", "--patch", &patch]).await;
+    };
+    finalizers(r#"["windlass.dev/queue-data"]"#).await;
     helm(&["upgrade", RELEASE, &chart, "--set", "crds.keep=false"]).await;
     helm(&["uninstall", RELEASE]).await;
     let definitions: Api<CustomResourceDefinition> = Api::all(client);
+    cluster.wait(&queues, "emails", "to be told to go", |found| found.is_some_and(is_to_go)).await;
+    finalizers("[]").await;
     cluster.wait(&definitions, "taskqueues.windlass.dev", "to be gone", |found| found.is_none()).await;
 }
 
