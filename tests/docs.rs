@@ -4,6 +4,8 @@
 mod commands;
 #[path = "docs/fields.rs"]
 mod fields;
+#[path = "docs/install.rs"]
+mod install;
 #[path = "docs/links.rs"]
 mod links;
 #[path = "docs/manifests.rs"]
