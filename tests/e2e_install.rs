@@ -16,6 +16,7 @@ mod tree;
 mod e2e_install {
     mod examples;
     mod load;
+    mod production;
     mod readme;
     mod removal;
     mod scene;

@@ -1,4 +1,4 @@
-//! The leader's end, while work goes on.
+//! The leader's end and new passwords, while work goes on, in a release for work that matters.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::Api;
 
+use super::production::Production;
 use super::scene::{Place, Scene, Watch};
 
 const OPERATORS: &str = "app.kubernetes.io/component=operator";
@@ -41,32 +42,37 @@ async fn two_are_ready(scene: &Scene, place: &Place) {
 }
 
 #[tokio::test]
-async fn of_two_operators_the_other_one_takes_over_when_the_leader_is_killed_and_nothing_is_lost() {
+async fn nothing_is_lost_when_leaders_are_killed_and_passwords_rotated_and_another_leader_remembers_all_of_it() {
     let Some(scene) = Scene::enter().await else { return };
-    let place = scene.place().await;
-    scene.install(&place, "--set replicaCount=2").await;
-    let work = scene.work(&place).await;
+    let production = Production::install(&scene).await;
+    let place = &production.place;
+    let work = production.work(&scene).await;
     let producing = work.begin(Duration::from_millis(100));
     work.has_finished(10).await;
     let began = Timestamp::now();
 
-    let (name, pod) = leader(&scene, &place).await;
+    // The leader looks again at a Secret of pods after a minute; the next one has not seen it yet.
+    let before = production.template(&scene).await;
+    production.rotate(&scene).await;
+    let (name, pod) = leader(&scene, place).await;
     let watch = Watch::start();
     let (system, pod) = (&*place.system, pod.name_any());
     scene.types(&format!("kubectl delete pod -n {system} {pod} --grace-period=0 --force")).await;
-    taken_over(&scene, &place, &name, &watch, "the leader's pod deleted by force").await;
+    taken_over(&scene, place, &name, &watch, "the leader's pod deleted by force").await;
     producing.goes_on(20).await;
-    two_are_ready(&scene, &place).await;
+    two_are_ready(&scene, place).await;
+    production.withdraw(&scene, &before).await;
 
     // This one has no time to give the Lease back.
-    let (name, pod) = leader(&scene, &place).await;
+    let (name, pod) = leader(&scene, place).await;
     let watch = Watch::start();
     scene.kill9(&pod, "operator").await;
-    taken_over(&scene, &place, &name, &watch, "kill -9 of the leader").await;
+    taken_over(&scene, place, &name, &watch, "kill -9 of the leader").await;
     producing.goes_on(20).await;
     let ended = Timestamp::now();
 
     let account = producing.stop().await.all_done().await;
-    account.claims_went_on(began, ended, "while leaders died");
-    two_are_ready(&scene, &place).await;
+    account.claims_went_on(began, ended, "while leaders died and passwords changed");
+    two_are_ready(&scene, place).await;
+    production.remembers(&scene, &account).await;
 }
