@@ -71,11 +71,17 @@ async fn the_operator_exports_every_metric_that_alerts_and_the_dashboard_use() {
     // A counter of errors is there once there was one.
     let of_errors = |name: &str| name == "windlass_loop_errors_total";
     see(&|name| !of_errors(name)).await;
-    // Something that will soon be due and cannot be promoted: the loops of an idle queue rest for minutes.
+    // The loops of an idle queue rest for minutes, those of a queue with a task for seconds: once they know of it.
     let mut enqueue = tokio::process::Command::new(env!("CARGO_BIN_EXE_windlass"));
-    enqueue.args(["task", "enqueue", "--type", "send", "--payload", "1", "--delay", "5s", "--queue"]);
+    enqueue.args(["task", "enqueue", "--type", "send", "--payload", "1", "--delay", "1h", "--queue"]);
     enqueue.arg(ground.name("emails").to_string()).args(["--redis-url", &ground.redis.url()]);
     assert!(enqueue.output().await.expect("it starts").status.success());
+    let known = format!("windlass_queue_delayed{{queue=\"{}\"}} 1", ground.name("emails"));
+    let look = async || {
+        let page = operator.page("/metrics").await.1;
+        page.contains(&known).then_some(()).ok_or_else(|| format!("no {known}"))
+    };
+    ground.cluster.wait_for(&ground.namespace, "the task to be known", look).await;
     ground.redis.kill9();
     see(&of_errors).await;
 }
