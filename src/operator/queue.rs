@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::channel::mpsc::{self, UnboundedReceiver, UnboundedSender};
-use kube::core::DeserializeGuard;
+use kube::core::{DeserializeGuard, ObjectMeta};
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{self, ObjectRef};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -89,8 +89,7 @@ pub(super) async fn run(context: Arc<Context>) {
         let (reader, writer) = reflector::store();
         let objects = watcher::watcher(api, watcher::Config::default())
             .default_backoff()
-            // Who wrote which field is most of what an object weighs, and nothing here asks for it.
-            .modify(|object: &mut Guarded| object.meta_mut().managed_fields = None)
+            .modify(|object: &mut Guarded| lighten(object.meta_mut()))
             .reflect(writer)
             .applied_objects();
         let controller = Controller::for_stream(objects, reader)
@@ -105,6 +104,15 @@ pub(super) async fn run(context: Arc<Context>) {
         () = patrol::patrol(context.clone(), pokes) => {}
         () = reporter::report(context.clone(), stores) => {}
     }
+}
+
+/// Who wrote which field, and what was applied last, is most of what an object weighs; nothing here asks for it.
+fn lighten(meta: &mut ObjectMeta) {
+    meta.managed_fields = None;
+    if let Some(annotations) = &mut meta.annotations {
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+    }
+    meta.annotations = meta.annotations.take().filter(|left| !left.is_empty());
 }
 
 async fn drive(controller: Controller<Guarded>, context: Arc<Context>) {

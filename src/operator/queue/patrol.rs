@@ -23,12 +23,12 @@ use crate::operator::directory::KnownQueue;
 
 /// Between two looks at a server.
 const ROUND: Duration = Duration::from_secs(5);
-/// In how many rounds all groups of a server are looked at, where the pace allows it: 20 seconds, with a command each.
-const ROUNDS_FOR_GROUPS: usize = 4;
-const MOST_GROUPS_A_ROUND: usize = 250;
-/// In how many rounds every queue is looked at as a whole, where the pace allows it: a minute, with five commands each.
-const ROUNDS_FOR_ALL: usize = 12;
-const MOST_A_ROUND: usize = 50;
+/// How fast the groups of a server's queues are looked at, with a command each: up to a thousand in 20 seconds.
+const GROUPS: Pace = Pace { rounds: 4, most: 250, most_of_many: 100 };
+/// How fast each queue is looked at as a whole, with four commands each: up to a thousand in 100 seconds.
+const WHOLE: Pace = Pace { rounds: 12, most: 50, most_of_many: 25 };
+/// Up to here, a queue's turn comes soon. Where there are more, what all looks cost together is what is bounded.
+const FEW: usize = 1000;
 /// How many policies are asked for in one command.
 const POLICIES_A_COMMAND: usize = 500;
 /// How many queues are looked at together.
@@ -129,9 +129,9 @@ async fn walk(
 
 /// Looks at the queues whose turn it is.
 async fn look_at_some(beat: &mut Beat, queues: &[Arc<KnownQueue>], pokes: &Pokes) {
-    let some = beat.groups.next(queues, ROUNDS_FOR_GROUPS, MOST_GROUPS_A_ROUND);
+    let some = beat.groups.next(queues, &GROUPS);
     poke_those(some, pokes, async |known| matches!(known.broker.has_groups().await, Ok(Intact::Yes))).await;
-    let some = beat.all.next(queues, ROUNDS_FOR_ALL, MOST_A_ROUND);
+    let some = beat.all.next(queues, &WHOLE);
     let is_right = async |known: &KnownQueue| {
         let inspection = known.broker.inspect(&known.policy).await;
         matches!(&inspection, Ok(found) if found.policy == Intact::Yes
@@ -152,6 +152,15 @@ async fn poke_those(some: &[Arc<KnownQueue>], pokes: &Pokes, is_right: impl Asyn
     }
 }
 
+/// How many have their turn in a round.
+struct Pace {
+    /// In so many rounds everyone has had a turn, if the bounds allow it.
+    rounds: usize,
+    most: usize,
+    /// The bound where there are more than a [`FEW`].
+    most_of_many: usize,
+}
+
 /// Whose turn it is.
 #[derive(Default)]
 struct Turn {
@@ -160,9 +169,9 @@ struct Turn {
 }
 
 impl Turn {
-    /// The next ones: as many as it takes to come round in so many rounds, but no more than that.
-    fn next<'a, T>(&mut self, all: &'a [T], rounds: usize, most: usize) -> &'a [T] {
-        let share = all.len().div_ceil(rounds).min(most);
+    fn next<'a, T>(&mut self, all: &'a [T], pace: &Pace) -> &'a [T] {
+        let most = if all.len() <= FEW { pace.most } else { pace.most_of_many };
+        let share = all.len().div_ceil(pace.rounds).min(most);
         let from = if self.at < all.len() { self.at } else { 0 };
         self.at = from + share;
         &all[from..all.len().min(self.at)]
@@ -173,20 +182,24 @@ impl Turn {
 mod tests {
     use super::*;
 
+    const PACE: Pace = Pace { rounds: 4, most: 10, most_of_many: 3 };
+
+    fn seen(turn: &mut Turn, all: &[usize], rounds: usize) -> Vec<usize> {
+        (0..rounds).flat_map(|_| turn.next(all, &PACE).to_vec()).collect()
+    }
+
     #[test]
     fn everyone_has_a_turn_within_the_rounds_or_at_the_bound() {
-        let rounds = |turn: &mut Turn, all: &[usize], number| -> Vec<usize> {
-            (0..number).flat_map(|_| turn.next(all, 4, 10).to_vec()).collect()
-        };
         for count in [0, 1, 3, 4, 7, 40] {
             let all: Vec<usize> = (0..count).collect();
-            let seen: HashSet<usize> = rounds(&mut Turn::default(), &all, 4).into_iter().collect();
+            let seen: HashSet<usize> = seen(&mut Turn::default(), &all, 4).into_iter().collect();
             assert_eq!(seen.len(), count, "within four rounds");
         }
-        let all: Vec<usize> = (0..95).collect();
-        let mut turn = Turn::default();
-        assert_eq!(rounds(&mut turn, &all, 10), all, "at the bound");
-        assert_eq!(turn.next(&all, 4, 10), &all[..10], "and from the beginning again");
-        assert_eq!(turn.next(&all[..5], 4, 10), &all[..2], "where many are gone, too");
+        let (all, mut turn): (Vec<usize>, _) = ((0..95).collect(), Turn::default());
+        assert_eq!(seen(&mut turn, &all, 10), all, "at the bound");
+        assert_eq!(seen(&mut turn, &all, 1), all[..10], "and from the beginning again");
+        assert_eq!(seen(&mut turn, &all[..5], 1), all[..2], "where many are gone, too");
+        let many: Vec<usize> = (0..FEW + 1).collect();
+        assert_eq!(seen(&mut Turn::default(), &many, 2), many[..6], "what all of them cost is bounded");
     }
 }
