@@ -18,13 +18,14 @@ struct Shown {
     value: Value,
 }
 
-/// YAML documents of the guides' blocks, and those that commands of any document hand on.
+/// YAML documents of the blocks of README and guides, and those that commands of any document hand on.
 fn shown() -> Vec<Shown> {
-    let (guides, mut found) = (guides(), Vec::new());
+    let (mut whole, mut found) = (guides(), Vec::new());
+    whole.push("README.md".to_owned());
     for document in all() {
         for block in &document.blocks {
             let texts = match block.language.as_str() {
-                "yaml" if guides.contains(&document.path) => vec![block.text.clone()],
+                "yaml" if whole.contains(&document.path) => vec![block.text.clone()],
                 "sh" => here_documents(&block.text).into_iter().filter(|text| text.contains("apiVersion:")).collect(),
                 _ => Vec::new(),
             };

@@ -47,8 +47,8 @@ pub(super) struct Production {
 impl Production {
     /// Installs it with the guide's own values and the guide's own user for pods.
     pub(super) async fn install(scene: &Scene) -> Self {
-        load_postgres(scene.cluster).await;
-        let production = Self { place: scene.place().await };
+        let ((), place) = tokio::join!(load_postgres(scene.cluster), scene.place());
+        let production = Self { place };
         let Place { system, jobs, store } = &production.place;
         let (system, jobs, store) = (&**system, &**jobs, &**store);
         let user = block("ACL SETUSER").replace("shop-emails", "pods").replace("PASSWORD", OLD);
