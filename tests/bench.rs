@@ -29,8 +29,10 @@ async fn measure(only: &str) -> Vec<String> {
     let report: Value = serde_json::from_str(&bench(&["--only", only, "-o", "json"]).await).expect("JSON");
     let rows = report["rows"].as_array().expect("rows");
     for row in rows {
-        let median = &row["values"]["windlass"]["median"];
-        assert!(median.as_f64().is_some_and(|median| median >= 0.0), "every row has our number: {row}");
+        // Only what Redis alone takes, so that the cost of a long queue can be judged, is no number of ours.
+        let whose = if row["measure"].as_str().expect("a name").starts_with("HSETNX") { "bare" } else { "windlass" };
+        let median = &row["values"][whose]["median"];
+        assert!(median.as_f64().is_some_and(|median| median >= 0.0), "every row has its number: {row}");
     }
     rows.iter().map(|row| row["measure"].as_str().expect("a name").to_owned()).collect()
 }
