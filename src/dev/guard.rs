@@ -34,7 +34,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How long a program has when there is no time for grace: a worker gives its
 /// tasks back within it, also where its Redis is away.
-const HURRY: Duration = Duration::from_secs(4);
+const HURRY: Duration = Duration::from_secs(5);
 /// How often it is asked meanwhile: one who is asked again knows that there is no time.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// How long what was left behind may take to be gone: what is killed and still there hangs in the kernel.
