@@ -48,6 +48,7 @@ use crate::telemetry::{self, Verbosity};
         WINDLASS_LOG            filter of the logs, like info or windlass=debug,warn\n  \
         WINDLASS_LOG_FORMAT     text or json\n  \
         NO_COLOR                no colours\n\n\
+        `windlass dev` has a Redis and an event log of its own and does not heed the first two.\n\n\
         Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 conflict or invalid transition."
 )]
 pub struct Cli {

@@ -7,7 +7,8 @@
 //! Main flow: [`run`] reads the manifests (`manifest`), takes the data directory
 //! (`data_dir`), starts Redis (`redis_server`) and applies what is asked for
 //! (`machine`, `pool`); then it applies each edit. Every program is kept running
-//! by a `keeper`, behind a [`guard`] that ends it should this process be killed.
+//! by a `keeper`, behind a [`guard`] that ends it should this process be killed,
+//! and whatever it leaves behind.
 //!
 //! What survives: everything that matters is in Redis and the event log, in the
 //! data directory. After a kill -9 of this process, workers drain, Redis ends
@@ -205,7 +206,7 @@ impl Running {
         tokio::select! {
             () = &mut stop => {}
             () = signals.next() => {
-                screen.say(Tone::Bad, "ending at once: unfinished tasks come back when workers do");
+                screen.say(Tone::Bad, "ending at once: workers give back what they hold");
                 hurry.cancel();
                 stop.await;
             }

@@ -129,7 +129,10 @@ impl WorkerHandle {
     /// near the end of the drain's time, and is given back if it does not.
     /// Called again, everything is given back at once.
     pub fn drain(&self) {
-        self.drain.send_modify(|level| *level = level.next());
+        self.drain.send_if_modified(|level| {
+            let next = level.next();
+            std::mem::replace(level, next) != next
+        });
     }
 
     /// How the worker is.

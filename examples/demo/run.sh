@@ -12,7 +12,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="$(cd "$here/../.." && pwd)"
 windlass="${WINDLASS:-$root/target/debug/windlass}"
 # How long all of it may take, in seconds.
-limit=50
+limit="${DEMO_LIMIT:-50}"
 
 say() { printf '\n\033[1m▶ %s\033[0m\n' "$*" | plain; }
 plain() { if [[ -t 1 && -z ${NO_COLOR:-} ]]; then cat; else sed 's/\x1b\[[0-9;]*m//g'; fi; }

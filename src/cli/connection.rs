@@ -46,7 +46,8 @@ pub struct RedisArgs {
     #[arg(long, env = "WINDLASS_REDIS_CA_FILE", value_name = "FILE")]
     pub redis_ca_file: Option<PathBuf>,
     /// How long to wait for the connection and for each answer.
-    #[arg(long, value_parser = parse_duration, default_value = "5s", value_name = "DURATION")]
+    // A command says within 5 s that Redis is not there, so this is a little less.
+    #[arg(long, value_parser = parse_duration, default_value = "4s", value_name = "DURATION")]
     pub connect_timeout: Duration,
 }
 

@@ -7,9 +7,12 @@ use crate::dev::{self, Refused, Settings};
 
 /// Run TaskQueues and WorkerPools on this machine, with no Kubernetes.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  windlass dev -f examples/demo\n  windlass dev -f queues.yaml -f workers.yaml --data-dir /tmp/mine"
-)]
+#[command(after_help = "Examples:\n  \
+        windlass dev -f examples/demo\n  \
+        windlass dev -f queues.yaml -f workers.yaml --data-dir /tmp/mine\n\n\
+        WINDLASS_REDIS_URL and WINDLASS_EVENT_LOG_URL are not heeded: what an earlier `windlass dev` printed for this \
+        terminal is its own. Give --redis-url and --event-log to use others.\n\n\
+        Ctrl-C lets workers finish what they hold; once more, they give it back at once.")]
 pub struct Args {
     /// A manifest, or a folder of them; may be repeated.
     #[arg(short, long = "file", value_name = "FILE|DIR", required = true, num_args = 1..)]

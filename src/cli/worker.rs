@@ -142,7 +142,8 @@ pub(super) async fn run(args: Args) -> Result<(), CliError> {
     match summary.unsettled {
         0 => Ok(()),
         count => Err(CliError::failed(format!(
-            "{count} tasks could not be given back because Redis was away: they run again when their lease expires"
+            "{count} tasks could not be given back, because Redis was away or did not take them: they run again when \
+             their lease expires"
         ))),
     }
 }

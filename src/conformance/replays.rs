@@ -97,9 +97,14 @@ pub(super) async fn to_the_dead_letters(stage: &Stage, check: &mut Check) -> See
     let dead_letter: DeadLetterId = dlq_id.parse().map_err(|error| format!("{error}"))?;
     let letter = stage.broker.dead_letter(&dead_letter).await.map_err(|error| error.to_string())?;
     let letter = letter.ok_or_else(|| format!("there is no dead letter {dlq_id}"))?;
-    // The dead letter is there, and the broker fails a task only behind it.
+    // No view of a task ever shows dlq_recorded, because it lasts for no time: that its dead letter is there, and was
+    // no later than the failure, is what shows it. An event log has it as an event of its own.
+    if view.finished_at.is_none_or(|failed| failed < letter.recorded_at) {
+        let (recorded, failed) = (letter.recorded_at, view.finished_at);
+        return Err(format!("the dead letter was recorded at {recorded}, after the failure at {failed:?}"));
+    }
     case.note(DlqRecorded);
-    case.note(Failed);
+    case.note(view.state);
     if letter.letter.retry_count != 4 {
         return Err(format!("the dead letter counts {} failures, not 4", letter.letter.retry_count));
     }
@@ -122,7 +127,10 @@ pub(super) async fn to_the_dead_letters(stage: &Stage, check: &mut Check) -> See
     events.extend(["task.claimed", "task.dlq_pending", "task.dlq", "task.failed"]);
     let history = case.history_is(&events).await?;
     let replay = stage.bury(dead_letter).await?;
-    Ok(format!("dlq_id {dlq_id}, replayed as {replay}; {history}"))
+    Ok(format!(
+        "dlq_id {dlq_id}, recorded no later than the failure, from which dlq_recorded is inferred; replayed as {replay}; \
+         {history}"
+    ))
 }
 
 async fn rp_004(stage: &Stage) -> Check {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::{Broker, BrokerError, ClaimedTask, Enqueued, ErrorClass, Extended, Result};
-use crate::protocol::names::{IdempotencyKey, QueueName, WorkerId};
+use crate::protocol::names::{IdempotencyKey, QueueName, TaskId, WorkerId};
 use crate::protocol::task::{InvalidPayload, NewTask, Payload};
 
 /// Why an attempt should end before it is done.
@@ -171,11 +171,7 @@ impl TaskContext {
     /// idempotency key, or of its id where it has none.
     pub fn effect_key(&self, effect: &str) -> IdempotencyKey {
         let task = &self.attempt.task;
-        let work = task.idempotency_key.as_ref().map_or(task.lease.task.as_str(), |key| key.as_str());
-        let plain = format!("{work}:{effect}");
-        let hash = || sha1_smol::Sha1::from(&plain).digest().to_string();
-        IdempotencyKey::new(plain.as_str())
-            .unwrap_or_else(|_| IdempotencyKey::new(hash()).expect("invariant: a hex digest is a valid key"))
+        effect_key(&task.lease.task, task.idempotency_key.as_ref(), effect)
     }
 
     pub(crate) fn home(&self) -> &Home {
@@ -246,6 +242,16 @@ impl TaskContext {
     }
 }
 
+/// The name of an effect of that work. It says which kind of name the work goes
+/// by and how long that is, so that no two of them read the same.
+fn effect_key(task: &TaskId, key: Option<&IdempotencyKey>, effect: &str) -> IdempotencyKey {
+    let (kind, work) = key.map_or(("id", task.as_str()), |key| ("key", key.as_str()));
+    let plain = format!("{kind}:{}:{work}:{effect}", work.len());
+    let hash = || sha1_smol::Sha1::from(&plain).digest().to_string();
+    IdempotencyKey::new(plain.as_str())
+        .unwrap_or_else(|_| IdempotencyKey::new(hash()).expect("invariant: a hex digest is a valid key"))
+}
+
 /// A trace id as a `traceparent`: as it is, or with a span that is named by `span`.
 fn traceparent(trace: &str, span: &str) -> Option<String> {
     let hex = |text: &str, length: usize| {
@@ -264,7 +270,28 @@ fn traceparent(trace: &str, span: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::traceparent;
+    use std::collections::HashSet;
+
+    use super::{IdempotencyKey, TaskId, effect_key, traceparent};
+
+    #[test]
+    fn effects_of_different_work_never_share_a_key() {
+        let (task, long) = (TaskId::new("order").expect("valid"), "x".repeat(512));
+        let keyed =
+            |key: &str, effect: &str| effect_key(&task, Some(&IdempotencyKey::new(key).expect("valid")), effect);
+        let all = [
+            effect_key(&task, None, "1:charge"),
+            effect_key(&task, None, "charge"),
+            effect_key(&TaskId::new("order:1").expect("valid"), None, "charge"),
+            keyed("order", "1:charge"),
+            keyed("order:1", "charge"),
+            keyed("order", "charge"),
+            keyed(&long, "charge"),
+            keyed(&long, "refund"),
+        ];
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "{all:?}");
+        assert_eq!(keyed("order", "charge"), keyed("order", "charge"), "the same in every attempt");
+    }
 
     #[test]
     fn a_trace_id_becomes_a_traceparent_where_it_can() {

@@ -37,7 +37,7 @@ pub(super) struct Drain {
 /// The most of a drain that handlers get to end when asked, and the broker to take the rest back.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// The most of it that is kept for giving tasks back.
+/// The most of it that is kept for giving tasks back, and what there is for that in any case.
 const GIVING_BACK: Duration = Duration::from_secs(2);
 
 impl Drain {
@@ -45,15 +45,14 @@ impl Drain {
         Self {
             cancel_at: now + (timeout - (timeout / 4).min(LAST_WORDS)),
             release_at: now + (timeout - (timeout / 8).min(GIVING_BACK)),
-            give_up_at: now + timeout,
+            // However short a drain is, what is held has to be said to the broker.
+            give_up_at: now + timeout.max(GIVING_BACK),
         }
     }
 
-    /// Everything is given back now.
+    /// Everything is given back now. A broker that is away is not waited for longer than that takes.
     pub(super) fn hurry(&mut self, now: Instant) {
-        (self.cancel_at, self.release_at) = (now, now);
-        // There is always a moment to say so.
-        self.give_up_at = self.give_up_at.max(now + GIVING_BACK);
+        (self.cancel_at, self.release_at, self.give_up_at) = (now, now, now + GIVING_BACK);
     }
 
     pub(super) fn cancel_at(&self) -> Instant {
@@ -84,11 +83,13 @@ mod tests {
         for timeout in [Duration::ZERO, Duration::from_millis(400), Duration::from_secs(30), Duration::from_secs(600)] {
             let drain = Drain::begin(now, timeout);
             assert!(drain.cancel_at <= drain.release_at && drain.release_at <= drain.give_up_at, "{timeout:?}");
-            assert_eq!(drain.give_up_at, now + timeout);
+            let least = Duration::from_secs(2);
+            assert_eq!(drain.give_up_at, now + timeout.max(least), "there is a moment to give everything back");
         }
         let mut drain = Drain::begin(now, Duration::from_secs(600));
         assert_eq!(drain.next(now), Some(now + Duration::from_secs(595)));
-        drain.hurry(now);
-        assert!(drain.release_at() == now && drain.give_up_at() > now);
+        let later = now + Duration::from_secs(100);
+        drain.hurry(later);
+        assert_eq!((drain.release_at(), drain.give_up_at()), (later, later + GIVING_BACK), "whatever time there was");
     }
 }

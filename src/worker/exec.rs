@@ -12,7 +12,9 @@
 //!
 //! The end of standard error is the error. The process leads a group of its
 //! own: whatever it starts ends with the attempt, at the latest. Only a process
-//! that makes itself a new session (`setsid`) leaves the group.
+//! that makes itself a new session (`setsid`) leaves the group. What a worker
+//! leaves behind that is itself killed is for its container to end, or for the
+//! guard of `windlass dev`.
 
 mod group;
 mod pipes;

@@ -152,23 +152,35 @@ impl TaskContext {
     }
 
     /// Keeps the answer of an effect that happened. It goes on trying while the
-    /// broker is away, also when the attempt is cancelled: what happened must be known.
+    /// broker is away, also when the attempt was cancelled, and when this future
+    /// is dropped, as a handler is that does not end in time: what happened must
+    /// be known.
     pub async fn commit_once(
         &self,
         key: &IdempotencyKey,
         answer: &Payload,
         standing: Standing<'_>,
     ) -> Result<EffectCommitted> {
-        let mut pauses = super::backoff::Pauses::default();
-        loop {
-            match self.home().broker.commit_effect(&self.task().lease, key, answer, standing).await {
-                Err(error) if error.class() == ErrorClass::Transient => {
-                    tracing::debug!(%error, "the answer of an effect will be sent again");
-                    tokio::time::sleep(pauses.next()).await;
+        let (task, key, answer) = (self.clone(), key.clone(), answer.clone());
+        let doubt = match standing {
+            Standing::Own => None,
+            Standing::Checked(doubt) => Some(doubt.clone()),
+        };
+        let committing = tokio::spawn(async move {
+            let standing = doubt.as_ref().map_or(Standing::Own, Standing::Checked);
+            let mut pauses = super::backoff::Pauses::default();
+            loop {
+                match task.home().broker.commit_effect(&task.task().lease, &key, &answer, standing).await {
+                    Err(error) if error.class() == ErrorClass::Transient => {
+                        tracing::debug!(%error, "the answer of an effect will be sent again");
+                        tokio::time::sleep(pauses.next()).await;
+                    }
+                    committed => return committed,
                 }
-                committed => return committed,
             }
-        }
+        });
+        let ending = |_| BrokerError::Busy("the worker is ending".to_owned());
+        committing.await.map_err(ending)?
     }
 
     /// Says that an effect that this attempt began did not happen: it may begin anew.

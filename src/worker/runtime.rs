@@ -82,7 +82,9 @@ pub(super) struct Runtime {
 
     /// Settlements in the order in which their handlers ended.
     ready: VecDeque<Ready>,
-    /// How many of them go in one call: one at a time after an answer that made no sense.
+    /// What the broker stumbled over, to be said again after the next heartbeat.
+    set_aside: Vec<Ready>,
+    /// How many of them go in one call: one at a time after an answer that made no sense, then more and more.
     batch: usize,
 
     /// Here, or under way in `call`.
@@ -156,6 +158,7 @@ impl Runtime {
             left: Vec::new(),
             wary: false,
             ready: VecDeque::new(),
+            set_aside: Vec::new(),
             batch: LARGEST_CALL,
             session: Some(session),
             call: None,
@@ -293,7 +296,7 @@ impl Runtime {
     fn look_around(&mut self) {
         let now = Instant::now();
         self.next_look = now + LOOK_AROUND;
-        let mut next = self.next_beat.min(self.next_look);
+        let mut next = self.next_look;
         for slot in self.slots.all_open() {
             let visibility = self.policy.visibility_timeout;
             let Some(open) = self.slots.open_mut(slot) else { continue };
@@ -311,7 +314,9 @@ impl Runtime {
         self.look_at_drain(now);
         let stuck = self.crew.count_stuck();
         self.health.set_stuck(stuck);
-        let more = [self.call_not_before, self.drain.as_ref().and_then(|drain| drain.next(now))];
+        // A heartbeat that is under way is past its time, and says itself when it is answered.
+        let next_beat = self.beat.is_none().then_some(self.next_beat);
+        let more = [next_beat, self.call_not_before, self.drain.as_ref().and_then(|drain| drain.next(now))];
         next = more.into_iter().flatten().fold(next, Instant::min);
         // What is due already is dealt with by the loop before it waits again.
         self.arm(next.max(now + Duration::from_millis(1)));

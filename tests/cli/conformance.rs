@@ -33,6 +33,7 @@ async fn a_queue_with_the_default_policy_passes_and_is_left_clean() {
     let walk = |at: usize| checks[at]["statusTransition"].as_array().expect("states").len();
     assert_eq!((walk(0), walk(2), walk(3)), (3, 9, 11));
     assert_eq!((&checks[1]["retryCount"], &checks[2]["retryCount"]), (&json!(1), &json!(3)));
+    assert!(checks[3]["seen"].as_str().expect("words").contains("dlq_recorded is inferred"), "{}", checks[3]);
     assert!(checks[7]["seen"].as_str().expect("words").contains("task.reclaimed from"), "{}", checks[7]);
     assert!(checks[8]["seen"].as_str().expect("words").contains("two attempts, one effect"), "{}", checks[8]);
     assert!(checks.iter().all(|check| check["traceId"].is_string() && check["jobId"].is_string()));

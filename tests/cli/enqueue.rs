@@ -126,7 +126,6 @@ async fn a_payload_comes_from_a_file_or_from_standard_input() {
     ran.refused(2, &["the file /nowhere/at/all.json cannot be read"]);
 }
 
-/// The writer never ends; the command reads no more than the queue takes.
 /// Whoever writes may be slow; that the command waits is said, and what comes in the end counts.
 #[tokio::test]
 async fn a_payload_on_standard_input_that_does_not_end_is_waited_for_with_a_sentence() {
@@ -151,6 +150,7 @@ async fn a_payload_on_standard_input_that_does_not_end_is_waited_for_with_a_sent
     assert_eq!(ground.broker.counts().await.expect("counted").backlog, 1);
 }
 
+/// The writer never ends; the command reads no more than the queue takes.
 #[tokio::test]
 async fn a_payload_on_standard_input_that_is_too_large_is_refused_while_it_is_read() {
     let mut policy = Policy::default();

@@ -1,6 +1,6 @@
 //! `windlass queue`.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
 use serde_json::{Value, json};
@@ -189,11 +189,34 @@ async fn without_a_terminal_a_watch_prints_a_line_a_queue_and_ends_when_told() {
 #[tokio::test]
 async fn in_a_terminal_a_watch_gives_the_screen_back() {
     let ground = Ground::new(&Policy::default()).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let pid = folder.path().join("pid");
     let binary = env!("CARGO_BIN_EXE_windlass");
-    let line = format!("timeout -s INT 3 {binary} queue watch --interval 200ms");
+    let line = format!("echo $$ > {}; exec {binary} queue watch --interval 200ms", pid.display());
     let mut command = std::process::Command::new("script");
     command.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm").env("WINDLASS_REDIS_URL", &ground.url);
-    let seen = super::ground::run_command(command, None).await.stdout;
+    let watch = move || {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let (mut stdout, mut seen) = (child.stdout.take().expect("piped"), Vec::new());
+        let mut told = false;
+        loop {
+            let mut buffer = [0; 4096];
+            let length = stdout.read(&mut buffer).expect("readable");
+            seen.extend_from_slice(&buffer[..length]);
+            let shown = String::from_utf8_lossy(&seen).contains("\x1b[32mRunning");
+            if !told && shown {
+                let pid = std::fs::read_to_string(&pid).expect("it said who it is");
+                let sent = std::process::Command::new("kill").args(["-INT", pid.trim()]).status();
+                told = sent.expect("kill runs").success();
+            }
+            if length == 0 {
+                break;
+            }
+        }
+        child.wait().expect("it ends");
+        String::from_utf8(seen).expect("UTF-8")
+    };
+    let seen = tokio::task::spawn_blocking(watch).await.expect("no panic");
     let (enter, leave) =
         (seen.find("\x1b[?1049h").expect("another screen"), seen.rfind("\x1b[?1049l").expect("given back"));
     assert!(enter < leave, "{seen:?}");

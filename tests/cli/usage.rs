@@ -10,10 +10,12 @@ use windlass::protocol::policy::Policy;
 use super::ground::{Ground, binary, run, run_command};
 use crate::support::servers::{Flavor, Server};
 
-/// A port that nobody listens on.
-fn nobody() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
+/// A port that nobody listens on, and nobody else can have while this is there.
+fn nobody() -> (tokio::net::TcpSocket, u16) {
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+    let port = socket.local_addr().expect("an address").port();
+    (socket, port)
 }
 
 #[tokio::test]
@@ -58,6 +60,8 @@ async fn help_and_version_are_no_errors() {
         assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{arguments:?}");
         assert!(!ran.stdout.contains('\x1b'), "no colours in a pipe");
     }
+    run(&["--help"]).await.said(&["WINDLASS_REDIS_URL", "`windlass dev` has a Redis and an event log of its own"]);
+    run(&["dev", "--help"]).await.said(&["WINDLASS_REDIS_URL and WINDLASS_EVENT_LOG_URL are not heeded"]);
     run(&["task", "enqueue", "--help"]).await.said(&["Examples:", "--idempotency-key", "steps of 100"]);
 }
 
@@ -90,10 +94,15 @@ async fn an_unknown_queue_is_status_3() {
 /// Says so long before anybody gives up waiting: the limit is the command's own.
 #[tokio::test]
 async fn without_redis_every_command_fails_in_time_with_status_1() {
-    let url = format!("redis://:hunter2@127.0.0.1:{}", nobody());
-    for command in
-        [&["task", "get", "x", "-q", "q"][..], &["queue", "list"], &["queue", "watch"], &["dlq", "list", "-q", "q"]]
-    {
+    let (_nobody, port) = nobody();
+    let url = format!("redis://:hunter2@127.0.0.1:{port}");
+    for command in [
+        &["task", "get", "x", "-q", "q"][..],
+        &["task", "enqueue", "-q", "q", "--type", "t", "--payload", "1"],
+        &["queue", "list"],
+        &["queue", "watch"],
+        &["dlq", "list", "-q", "q"],
+    ] {
         let began = Instant::now();
         let ran = run(&[command, &["--redis-url", &url]].concat()).await;
         ran.refused(1, &["was not reached", "check that it runs"]);
@@ -107,9 +116,12 @@ async fn without_redis_every_command_fails_in_time_with_status_1() {
 async fn a_redis_that_does_not_answer_is_given_up() {
     let ground = Ground::new(&Policy::default()).await;
     ground.server.freeze().await;
-    let ran = ground.run(&["task", "enqueue", "--type", "t", "--payload", "1", "--connect-timeout", "500ms"]).await;
+    let enqueue = ["task", "enqueue", "--type", "t", "--payload", "1"];
+    let ran = ground.run(&[&enqueue[..], &["--connect-timeout", "500ms"]].concat()).await;
+    let usual = ground.run(&enqueue).await;
     ground.server.thaw().await;
     ran.refused(1, &["500ms"]);
+    usual.refused(1, &["Redis did not answer within 4s", "--connect-timeout"]);
 }
 
 /// No error path shows the password of a URL, wherever the URL stands.

@@ -124,7 +124,8 @@ impl Ground {
         QueueOn { ground: self, broker: Arc::new(broker) }
     }
 
-    /// Whether any process works in this folder's data directory: Redis, or what a guard holds.
+    /// Whether no process works in this folder's data directory: neither Redis nor a guard,
+    /// which is there until whatever its program has started is gone.
     pub(super) fn is_quiet(&self) -> bool {
         let free = |name: &str| File::open(self.path(name)).is_ok_and(|file| file.try_lock().is_ok());
         free("data/children.lock") && free("data/redis.lock")

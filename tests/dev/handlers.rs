@@ -22,6 +22,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 "#;
 
+/// A port that was free a moment ago: what is to listen there cannot be handed a listener.
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.local_addr().expect("an address").port()
@@ -61,8 +62,8 @@ async fn a_containers_command_is_started_and_tasks_are_posted_to_it() {
 /// Nobody's tasks are sent to whoever happens to listen.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_of_a_stranger_gets_no_tasks_and_is_waited_for() {
-    let port = free_port();
-    let stranger = tokio::net::TcpListener::bind(("127.0.0.1", port)).await.expect("it was free");
+    let stranger = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let port = stranger.local_addr().expect("an address").port();
     let ground = Ground::new(&format!("{}---\n{}", queue("q", "{}"), web(port)));
     ground.write("server.py", SERVER);
     let dev = ground.start().await;

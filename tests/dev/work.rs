@@ -7,6 +7,21 @@ use windlass::broker::Broker;
 use super::ground::{Ground, is_alive, manifest, send};
 use crate::support::servers::Wait;
 
+/// The first attempt never ends, and neither does what it starts in a session
+/// of its own; both say who they are. Any other is done at once.
+const NEVER_ENDS: &str = "if [ -e begun ]; then echo again; exit; fi
+setsid sh -c 'echo $$ >apart.new; mv apart.new apart; exec sleep 600' &
+echo $$ >handler
+until [ -e apart ]; do sleep 0.02; done
+touch begun
+sleep 600
+";
+
+/// The processes of a [`NEVER_ENDS`] that has begun.
+fn started(ground: &Ground) -> [u32; 2] {
+    ["handler", "apart"].map(|name| ground.read(name).trim().parse().expect("a process"))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_is_done_by_a_worker_process_from_the_manifests_folder() {
     let ground = Ground::new(&manifest("[sh, handle.sh]"));
@@ -24,17 +39,19 @@ async fn a_task_is_done_by_a_worker_process_from_the_manifests_folder() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_worker_is_started_again_and_its_task_done_at_once() {
     let ground = Ground::new(&manifest("[sh, handle.sh]"));
-    // The first attempt never ends; its worker is killed under it.
-    ground.write("handle.sh", "if [ -e begun ]; then echo again; else touch begun; sleep 600; fi\n");
+    // Its worker is killed under it.
+    ground.write("handle.sh", NEVER_ENDS);
     let dev = ground.start().await;
     let queue = ground.queue("q");
     let id = queue.enqueue("slow", json!({})).await;
     queue.reaches(&id, State::Running).await;
     ground.made("begun").await;
+    let left_behind = started(&ground);
     let killed = queue.workers(1).await.remove(0);
     send(killed.info.pid, "KILL");
     let task = queue.reaches(&id, State::Succeeded).await;
     assert_eq!((task.retry_count, task.crash_count), (0, 1), "a lost worker is no failure: {task:?}");
+    assert!(!left_behind.into_iter().any(is_alive), "no attempt runs beside the next one:\n{}", ground.log());
     assert_ne!(queue.workers(1).await[0].info.id, killed.info.id);
     ground.logged("was killed by signal 9; starts again").await;
     dev.stop().await;
@@ -98,19 +115,39 @@ async fn ctrl_c_lets_running_tasks_finish() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_ctrl_c_ends_at_once_and_the_task_comes_back() {
+async fn a_second_ctrl_c_ends_at_once_and_gives_the_task_back() {
     let ground = Ground::new(&manifest("[sh, handle.sh]"));
-    ground.write("handle.sh", "if [ -e begun ]; then echo again; else touch begun; sleep 600; fi\n");
+    ground.write("handle.sh", NEVER_ENDS);
     let mut dev = ground.start().await;
     let queue = ground.queue("q");
     let id = queue.enqueue("slow", json!({})).await;
     ground.made("begun").await;
+    let running = started(&ground);
     dev.signal("INT");
     ground.logged("ending: workers finish").await;
     dev.signal("INT");
     assert!(dev.end().await.success());
-    assert!(ground.is_quiet());
+    assert!(ground.is_quiet() && !running.into_iter().any(is_alive), "{}", ground.log());
     let dev = ground.start().await;
-    ground.queue("q").reaches(&id, State::Succeeded).await;
+    let task = ground.queue("q").reaches(&id, State::Succeeded).await;
+    assert_eq!((task.release_count, task.crash_count), (1, 0), "its worker had time to give it back: {task:?}");
+    dev.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_kill_9_without_time_to_drain_tasks_are_given_back_and_no_handler_is_left() {
+    let ground = Ground::new(&manifest("[sh, handle.sh]").replace("drainTimeoutSeconds: 30", "drainTimeoutSeconds: 0"));
+    ground.write("handle.sh", NEVER_ENDS);
+    let dev = ground.start().await;
+    let queue = ground.queue("q");
+    let id = queue.enqueue("slow", json!({})).await;
+    ground.made("begun").await;
+    let running = started(&ground);
+    dev.kill9();
+    ground.quiet().await;
+    assert!(!running.into_iter().any(is_alive), "{}", ground.log());
+    let dev = ground.start().await;
+    let task = ground.queue("q").reaches(&id, State::Succeeded).await;
+    assert_eq!((task.release_count, task.crash_count), (1, 0), "without time to drain it is given back: {task:?}");
     dev.stop().await;
 }

@@ -189,6 +189,21 @@ async fn a_second_signal_gives_everything_back_at_once() {
     }
 }
 
+#[tokio::test]
+async fn without_time_to_drain_everything_is_given_back_and_that_is_no_failure() {
+    let (ground, place) = (Ground::new().await, tempfile::tempdir().expect("a directory"));
+    let options = ["--concurrency", "2", "--drain-timeout", "0s"];
+    let mut worker = ground.process(place.path(), &options, &patient(place.path()));
+    let ids = enqueue_some(&ground, 2).await;
+    let pids = pids(place.path(), 2).await;
+    worker.signal("TERM");
+    assert_eq!(worker.ended().await.code(), Some(0), "{}", worker.log());
+    given_back(&ground, &ids).await;
+    for pid in pids {
+        gone(pid).await;
+    }
+}
+
 async fn given_back(ground: &Ground, ids: &[TaskId]) {
     for id in ids {
         let view = ground.view(id).await;
@@ -230,7 +245,10 @@ async fn a_worker_that_waits_can_be_ended() {
 #[tokio::test]
 async fn a_redis_that_is_not_there_is_waited_for_without_showing_its_password() {
     let place = tempfile::tempdir().expect("a directory");
-    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound").port();
+    // Nobody listens there, and nobody else can have it.
+    let nobody = tokio::net::TcpSocket::new_v4().expect("a socket");
+    nobody.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+    let port = nobody.local_addr().expect("bound").port();
     let mut command = windlass();
     command.env("WINDLASS_REDIS_URL", format!("redis://me:hunter2@127.0.0.1:{port}")).env("WINDLASS_QUEUE", "shop/a");
     command.args(["worker", "--exec", "--", "true"]);

@@ -299,7 +299,10 @@ async fn a_broken_answer_is_worth_another_attempt() {
 
 #[tokio::test]
 async fn a_handler_that_is_not_there_is_worth_another_attempt() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound").port();
+    // Nobody listens there, and nobody else can have it.
+    let nobody = tokio::net::TcpSocket::new_v4().expect("a socket");
+    nobody.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+    let port = nobody.local_addr().expect("bound").port();
     let mut options = HttpOptions::new(format!("http://me:hunter2@127.0.0.1:{port}/"));
     options.patience = Duration::from_millis(300);
     let handler = HttpHandler::new(options).expect("usable");
@@ -311,12 +314,15 @@ async fn a_handler_that_is_not_there_is_worth_another_attempt() {
 /// An app that restarts must not fill the dead letters with what it never saw.
 #[tokio::test]
 async fn a_handler_that_comes_back_soon_costs_no_attempt() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound").port();
+    // Nobody listens there, and nobody else can have it.
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+    let port = socket.local_addr().expect("bound").port();
     let handler = HttpHandler::new(HttpOptions::new(format!("http://127.0.0.1:{port}/"))).expect("usable");
     let ground = Ground::new().await;
     let coming_back = async move {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        let listener = TcpListener::bind(("127.0.0.1", port)).await.expect("the port is still free");
+        let listener = socket.listen(8).expect("it is back");
         let (stream, _) = listener.accept().await.expect("the task");
         converse(stream, Arc::new(|_| response(200, "", "1"))).await;
     };

@@ -91,6 +91,22 @@ async fn a_second_request_gives_everything_back_at_once() {
     }
 }
 
+/// Its broker is away; it has hours to drain.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_request_does_not_wait_for_a_broker_that_is_away() {
+    let ground = Ground::new(Policy { heartbeat_period: Duration::from_millis(200), ..Policy::default() }).await;
+    ground.add(2).await;
+    let patient = WorkerOptions { drain_timeout: Duration::from_secs(3600), ..options(2) };
+    let worker = ground.work(Does(|_| std::future::pending()), patient);
+    worker.until_running(2).await;
+    ground.server.freeze().await;
+    worker.handle.drain();
+    worker.handle.drain();
+    // For hours, if it waited for the broker.
+    let summary = worker.end().await;
+    assert_eq!((summary.settled, summary.unsettled), (0, 2));
+}
+
 #[tokio::test]
 async fn a_worker_that_has_nothing_to_do_ends_at_once_and_swallows_no_ring() {
     let ground = ground().await;

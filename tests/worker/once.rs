@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::Notify;
-use windlass::broker::Broker;
+use windlass::broker::{Broker, EffectBegun, Standing};
 use windlass::protocol::state::RetryReason;
 use windlass::worker::{EFFECT_IN_DOUBT, EffectError, OnceError};
 use windlass::{Outcome, State, TaskContext};
 
-use super::ground::{Does, Ground, hasty, options};
+use super::ground::{Does, Ground, Line, hasty, options};
+use crate::support::servers::Wait;
 
 /// The other side: what it was asked to do, and how often.
 #[derive(Clone, Default)]
@@ -192,7 +193,7 @@ async fn an_answer_is_kept_though_redis_was_away_when_it_came() {
     let id = ground.add(1).await.remove(0);
     begun.notified().await;
     ground.server.freeze().await;
-    let mut noticed = crate::support::servers::Wait::new("the worker to notice".to_owned());
+    let mut noticed = Wait::new("the worker to notice");
     while worker.handle.health().is_connected() {
         noticed.again("not yet").await;
     }
@@ -203,5 +204,52 @@ async fn an_answer_is_kept_though_redis_was_away_when_it_came() {
     ground.server.thaw().await;
     let done = ground.until(&id, State::Succeeded).await;
     assert_eq!((done.result.expect("a result").as_str(), bank.charges()), ("1", 1));
+    worker.drain().await;
+}
+
+/// The effect has happened; its attempt lost the lease and was dropped before its answer could be kept.
+#[tokio::test]
+async fn an_answer_is_kept_though_its_attempt_was_dropped_while_redis_was_away() {
+    let ground = Ground::new(hasty()).await;
+    let line = Line::to(&ground.server).await;
+    let (begun, go_on, bank) = (Arc::new(Notify::new()), Arc::new(Notify::new()), Bank::default());
+    let (tell, wait, other_side) = (begun.clone(), go_on.clone(), bank.clone());
+    let worker = ground.work_at(
+        &line.url(),
+        Does(move |task: TaskContext| {
+            let (tell, wait, bank) = (tell.clone(), wait.clone(), other_side.clone());
+            async move {
+                let key = task.effect_key("charge");
+                // The next attempt acts no more: it waits for what the first one knows.
+                while bank.charges() > 0 {
+                    if let Ok(EffectBegun::Done { answer }) = task.begin_once(&key, Standing::Own).await {
+                        return Outcome::result(answer);
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                let charge = || async move {
+                    tell.notify_one();
+                    wait.notified().await;
+                    Ok(bank.charge())
+                };
+                ended(task.once(&key, charge).await)
+            }
+        }),
+        windlass::WorkerOptions { kill_grace: Duration::from_millis(100), ..options(1) },
+    );
+    let id = ground.add(1).await.remove(0);
+    begun.notified().await;
+    // Not frozen: a frozen server would still take what was sent to it meanwhile.
+    line.cut();
+    let mut wait = Wait::new("the charge");
+    go_on.notify_one();
+    while bank.charges() == 0 {
+        wait.again("none yet").await;
+    }
+    worker.until_running(0).await;
+    line.mend();
+    let done = ground.until(&id, State::Succeeded).await;
+    assert_eq!((done.result.expect("a result").as_str(), bank.charges()), ("1", 1));
+    assert_eq!((done.epoch.0, done.retry_count), (2, 0), "the first attempt was dropped");
     worker.drain().await;
 }

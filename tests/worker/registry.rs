@@ -1,6 +1,7 @@
 //! Who workers say they are, how they wait, and what they show.
 
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use prometheus_client::registry::Registry;
@@ -8,7 +9,7 @@ use windlass::broker::Broker;
 use windlass::worker::{WorkerPlace, probes};
 use windlass::{Outcome, State, Worker, WorkerOptions};
 
-use super::ground::{Does, Ground, broker_at, hasty, options};
+use super::ground::{Does, Gauge, Ground, broker_at, hasty, new_task, options};
 use crate::support::servers::Wait;
 use windlass::protocol::policy::Policy;
 
@@ -170,6 +171,58 @@ async fn probes_tell_how_a_worker_is() {
     handle.drain();
     running.await.expect("it does not panic").expect("it ends well");
     assert_eq!(get("/readyz").await.0, 503);
+    server.abort();
+}
+
+/// Only a restart gives blocked threads back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_worker_whose_places_are_all_blocked_is_not_live() {
+    let ground = Ground::new(hasty()).await;
+    let broker = Arc::new(broker_at(&ground.server.url(), &ground.name));
+    let (free, blocked) = std::sync::mpsc::channel::<()>();
+    let blocked = std::sync::Mutex::new(blocked);
+    let (first, entered) = (std::sync::Mutex::new(vec![(), ()]), Gauge::default());
+    let seen = entered.clone();
+    let handler = Does(move |_| {
+        let blocks = first.lock().expect("no panic while held").pop().is_some();
+        seen.enter();
+        if blocks {
+            // What no handler should do: until the other end is gone.
+            while blocked.lock().expect("no panic while held").recv_timeout(Duration::from_millis(5))
+                != Err(RecvTimeoutError::Disconnected)
+            {}
+        }
+        async { Outcome::success() }
+    });
+    let options = WorkerOptions { kill_grace: Duration::from_millis(50), ..options(2) };
+    let worker = Worker::new(ground.name.clone(), broker, handler, options).expect("usable options");
+    let handle = worker.handle();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let server = tokio::spawn(probes::serve(listener, handle.clone(), Arc::new(Registry::default())));
+    let running = tokio::spawn(worker.run());
+    for _ in 0..2 {
+        let mut task = new_task(serde_json::json!(1));
+        task.extras.timeout_ms = Some(50);
+        ground.add_one(task).await;
+    }
+    entered.until_entered(2).await;
+    let livez_is = |status| async move {
+        let mut wait = Wait::new(format!("/livez to answer {status}"));
+        loop {
+            match get(address, "/livez").await {
+                (seen, text) if seen == status => return text,
+                seen => wait.again(format!("{seen:?}")).await,
+            }
+        }
+    };
+    let text = livez_is(503).await;
+    assert!(text.contains("all 2 places are held by handlers that were dropped and do not yield"), "{text}");
+    drop(free);
+    ground.until_finished(2).await;
+    livez_is(200).await;
+    handle.drain();
+    running.await.expect("it does not panic").expect("it ends well");
     server.abort();
 }
 

@@ -43,7 +43,8 @@ const MOST_ROWS: u64 = 20;
     Tasks go in steps of 100, each taken whole or not at all. A file is checked to its end first, so a wrong line \
     enqueues nothing; of standard input the steps before a wrong line stay. Give lines an idempotencyKey (or an id) \
     and a batch can be sent again without doubling what was taken.\n\n\
-    Standard input is bounded in size (the queue's payload limit) and not in time.")]
+    Standard input is bounded in size (the queue's payload limit) and not in time; only a payload of which nothing at \
+    all comes for a minute is given up.")]
 pub(super) struct Args {
     /// What kind of work it is.
     #[arg(long = "type", value_name = "TYPE", required_unless_present = "batch")]

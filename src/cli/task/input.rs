@@ -1,23 +1,35 @@
 //! What a command reads: payloads and batches, bounded in size.
 //!
 //! Standard input is read by a thread of its own, which simply ends with the
-//! process: a read cannot be taken back. There is no limit in time, because
-//! whoever writes may be slow for good reasons, but what is waited for is said;
-//! memory is what is bounded.
+//! process: a read cannot be taken back. There is no limit in time for who has
+//! begun to write, because whoever writes may be slow for good reasons, but what
+//! is waited for is said; memory is what is bounded. A payload of which nothing
+//! at all comes is given up: nobody is there who writes.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::path::Path;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use crate::cli::error::CliError;
 use crate::cli::output::remark;
+use crate::cli::units::spoken;
 use crate::protocol::task::Payload;
 
-/// For how long a payload may take to end before it is said that it is waited for.
-const SILENCE: Duration = Duration::from_secs(3);
+/// How long a payload may take to come.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// To end, before it is said that it is waited for.
+    silent: Duration,
+    /// To begin, where no person is asked for it.
+    until_it_begins: Option<Duration>,
+}
+
+/// With standard input.
+const PATIENCE: Patience = Patience { silent: Duration::from_secs(3), until_it_begins: Some(Duration::from_secs(60)) };
 
 /// How many lines are read ahead.
 const LINES_AHEAD: usize = 256;
@@ -60,22 +72,66 @@ pub(in crate::cli) async fn payload(word: &str, limit: u64) -> Result<Payload, C
         Some(path) => (read_whole(open(path)?, path, limit)?, format!("the file {path}")),
         None if word == "-" => {
             invite("the payload");
-            let (sender, mut receiver) = tokio::sync::oneshot::channel();
-            // Whoever waits may be gone by then.
-            std::thread::spawn(move || drop(sender.send(read_whole(std::io::stdin(), "standard input", limit))));
-            let read = match tokio::time::timeout(SILENCE, &mut receiver).await {
-                Ok(read) => read,
-                Err(_) => {
-                    remark("note: standard input has not ended yet; the payload is what comes before its end");
-                    receiver.await
-                }
-            };
-            let text = read.map_err(|_| CliError::failed("standard input could not be read"))?;
+            let is_typed = std::io::stdin().is_terminal();
+            let patience = if is_typed { Patience { until_it_begins: None, ..PATIENCE } } else { PATIENCE };
+            let text = read_awaited(std::io::stdin(), limit, patience).await;
             (text?, "standard input".to_owned())
         }
         None => (word.to_owned(), "--payload".to_owned()),
     };
     Payload::from_json(text.trim()).map_err(|error| CliError::usage(format!("{error} (from {place})")))
+}
+
+/// A text from standard input, which may be long in coming. If it does not even begin, it is given up.
+async fn read_awaited(from: impl Read + Send + 'static, limit: u64, patience: Patience) -> Result<String, CliError> {
+    let asked = Instant::now();
+    let (begins, begun) = oneshot::channel();
+    let (sender, mut receiver) = oneshot::channel();
+    // Whoever waits may be gone by then.
+    std::thread::spawn(move || {
+        drop(sender.send(read_whole(Heard { from, begins: Some(begins) }, "standard input", limit)))
+    });
+    let read = match tokio::time::timeout(patience.silent, &mut receiver).await {
+        Ok(read) => read,
+        Err(_) => {
+            remark("note: standard input has not ended yet; the payload is what comes before its end");
+            tokio::select! {
+                read = &mut receiver => read,
+                given_up = nothing(begun, asked, patience.until_it_begins) => return Err(given_up),
+            }
+        }
+    };
+    read.map_err(|_| CliError::failed("standard input could not be read"))?
+}
+
+/// Completes when that time is over and nothing has begun.
+async fn nothing(begun: oneshot::Receiver<()>, since: Instant, patience: Option<Duration>) -> CliError {
+    if let Some(patience) = patience
+        && tokio::time::timeout_at(since + patience, begun).await.is_err()
+    {
+        let limit = spoken(patience);
+        return CliError::usage(format!(
+            "nothing came on standard input for {limit}: write the payload there, or give it as JSON or as @FILE"
+        ));
+    }
+    std::future::pending().await
+}
+
+/// Says when the first of it has come.
+struct Heard<R> {
+    from: R,
+    begins: Option<oneshot::Sender<()>>,
+}
+
+impl<R: Read> Read for Heard<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let length = self.from.read(buffer)?;
+        if let Some(begins) = self.begins.take() {
+            // Nobody may be waiting any more.
+            let _ = begins.send(());
+        }
+        Ok(length)
+    }
 }
 
 /// A text of up to so many bytes.
@@ -167,7 +223,26 @@ impl Lines {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_payload_of_which_nothing_comes_is_given_up_and_one_that_has_begun_is_waited_for() {
+        let short = Duration::from_millis(20);
+        let patience = Patience { silent: short, until_it_begins: Some(short * 2) };
+        let (reader, _silent) = std::io::pipe().expect("a pipe");
+        let given_up = read_awaited(reader, 100, patience).await.expect_err("nobody writes");
+        assert!(given_up.to_string().contains("nothing came on standard input for 40ms"), "{given_up}");
+
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        writer.write_all(b"[1, ").expect("it is read");
+        let waiting = tokio::spawn(read_awaited(reader, 100, patience));
+        tokio::time::sleep(short * 10).await;
+        writer.write_all(b"2]").expect("it is still read");
+        drop(writer);
+        assert_eq!(waiting.await.expect("no panic").expect("read"), "[1, 2]");
+    }
 
     fn of(text: &'static str, longest: u64) -> Vec<Result<Numbered, CliError>> {
         Lines { reader: Box::new(text.as_bytes()), number: 0, longest, over: false }.collect()

@@ -60,17 +60,9 @@ pub(super) async fn resolve(admitted: Admitted, Body(asked): Body<Key>) -> Answe
 
 pub(super) async fn commit(admitted: Admitted, Body(asked): Body<Commit>) -> Answer {
     let answer = asked.answer.map(payload).unwrap_or_default();
-    let (task, key, doubt) = (admitted.task.clone(), asked.key.clone(), admitted.doubt(&asked.key));
-    // It goes on when the handler has no more patience, or no more time: what
-    // happened must be known.
-    let committing = tokio::spawn(async move {
-        let standing = doubt.as_ref().map_or(Standing::Own, Standing::Checked);
-        (task.commit_once(&key, &answer, standing).await, answer)
-    });
-    let Ok((committed, answer)) = committing.await else {
-        return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "try_again", "the worker is ending"));
-    };
-    match committed? {
+    let doubt = admitted.doubt(&asked.key);
+    let standing = doubt.as_ref().map_or(Standing::Own, Standing::Checked);
+    match admitted.task.commit_once(&asked.key, &answer, standing).await? {
         EffectCommitted::Committed => {
             admitted.forget_doubt(&asked.key);
             Ok(Json(Effect::Done { answer: raw(&answer) }))

@@ -43,6 +43,8 @@ impl Runtime {
         if self.call_not_before.is_some_and(|at| now < at) {
             return;
         }
+        // The pause is over, also where there is nothing to be said.
+        self.call_not_before = None;
         let Some(mut session) = self.session.take() else { return };
         for lease in self.lost.drain(..) {
             session.forget(&lease);
@@ -114,14 +116,7 @@ impl Runtime {
                     next
                 }
                 Err(error) => {
-                    if error.class() == ErrorClass::Bug {
-                        // One of them may be what the broker stumbles over.
-                        self.batch = 1;
-                    }
-                    let again = slots.into_iter().zip(settlements);
-                    for (slot, settlement) in again.rev() {
-                        self.ready.push_front(Ready { slot, settlement });
-                    }
+                    self.say_again(slots, settlements, error.class());
                     Err(error)
                 }
             },
@@ -148,8 +143,26 @@ impl Runtime {
         }
     }
 
+    /// Settlements that were not answered.
+    fn say_again(&mut self, slots: Vec<SlotId>, settlements: Vec<Settlement>, class: ErrorClass) {
+        let again = slots.into_iter().zip(settlements).map(|(slot, settlement)| Ready { slot, settlement });
+        if class == ErrorClass::Bug {
+            // One of them may be what the broker stumbles over. One that is it
+            // must not hold up the others, nor the next claim.
+            self.batch = 1;
+            if again.len() == 1 {
+                self.set_aside.extend(again);
+                return;
+            }
+        }
+        for ready in again.rev() {
+            self.ready.push_front(ready);
+        }
+    }
+
     fn settled(&mut self, slots: Vec<SlotId>, settlements: Vec<Settlement>, answers: Vec<Settled>) {
-        self.batch = LARGEST_CALL;
+        // By and by: what the broker stumbles over may still be among them.
+        self.batch = (self.batch * 2).min(LARGEST_CALL);
         for ((slot, settlement), answer) in slots.into_iter().zip(settlements).zip(answers) {
             self.metrics.add_settled(&answer);
             if answer == Settled::ResultTooLarge {
@@ -214,15 +227,18 @@ impl Runtime {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use async_trait::async_trait;
     use tokio::sync::watch;
 
     use super::*;
-    use crate::broker::Wake;
     use crate::broker::clock::Clock;
     use crate::broker::model::Model;
+    use crate::broker::{Owner, Takeover, Wake};
+    use crate::protocol::backoff::Dice;
     use crate::protocol::policy::Policy;
+    use crate::protocol::task::{NewTask, Payload};
     use crate::worker::context::Home;
     use crate::worker::drain::DrainLevel;
     use crate::worker::health::WorkerHealth;
@@ -258,6 +274,78 @@ mod tests {
     /// A claim that was answered with nothing.
     fn nothing(session: Session) -> Answered {
         Answered { session, asked: Instant::now(), limit: 1, said: Said::Claim(Ok(Vec::new())) }
+    }
+
+    /// A broker of two tasks that were claimed and have succeeded, ready to be said.
+    async fn with_two_ends() -> Runtime {
+        let mut runtime = runtime();
+        let broker = runtime.home.broker.clone();
+        let tasks = [(); 2].map(|()| NewTask::new("work".parse().expect("a type"), Payload::default()));
+        broker
+            .provision(&Owner { name: "test".to_owned(), takeover: Takeover::Respect }, &Policy::default())
+            .await
+            .expect("made");
+        broker.enqueue(&tasks).await.expect("taken");
+        broker.register(&runtime.info).await.expect("registered");
+        let mut session = runtime.session.take().expect("it is here");
+        for task in session.claim(2).await.expect("claimed") {
+            let lease = task.lease.clone();
+            let slot = runtime.slots.add(TaskContext::new(&runtime.home, task, Instant::now(), None));
+            runtime.slots.end(slot);
+            let settlement = Settlement { lease, outcome: Outcome::success(), dice: Dice(0) };
+            runtime.ready.push_back(Ready { slot, settlement });
+        }
+        runtime.session = Some(session);
+        runtime
+    }
+
+    /// The next call is answered with an error that waiting does not cure; says how many ends it told of.
+    fn stumbles(runtime: &mut Runtime) -> usize {
+        let session = runtime.session.take().expect("it is here");
+        let said: Vec<Ready> = runtime.ready.drain(..runtime.ready.len().min(runtime.batch)).collect();
+        let (slots, settlements): (Vec<_>, Vec<_>) = said.into_iter().map(|one| (one.slot, one.settlement)).unzip();
+        let (count, error) = (slots.len(), BrokerError::Unexpected { operation: "settle", detail: "?".to_owned() });
+        let said = Said::Settle { slots, settlements, reply: Err(error) };
+        runtime.answered(Answered { session, asked: Instant::now(), limit: 0, said });
+        count
+    }
+
+    /// What is to be said is said, and answered.
+    async fn says(runtime: &mut Runtime) {
+        runtime.call_not_before = None;
+        runtime.next_call(Instant::now());
+        let answered = runtime.call.take().expect("there is a call").await;
+        runtime.answered(answered);
+    }
+
+    #[tokio::test]
+    async fn an_end_that_the_broker_stumbles_over_holds_up_no_other_and_no_claim() {
+        let mut runtime = with_two_ends().await;
+        assert_eq!(stumbles(&mut runtime), 2);
+        assert_eq!(stumbles(&mut runtime), 1, "from now on one at a time, to find it");
+        says(&mut runtime).await;
+        assert_eq!((runtime.summary.settled, runtime.slots.held()), (1, 1), "the other one is settled");
+        assert!(runtime.ready.is_empty(), "so that the next call claims");
+        runtime.next_heartbeat(runtime.next_beat);
+        let beat = runtime.beat.take().expect("it is time").await;
+        runtime.beaten(beat);
+        says(&mut runtime).await;
+        assert_eq!((runtime.summary.settled, runtime.slots.held()), (2, 0), "it is said again with each heartbeat");
+    }
+
+    /// Whatever is waited for wakes the loop by itself.
+    #[tokio::test]
+    async fn a_call_or_a_heartbeat_that_is_not_answered_does_not_keep_the_loop_busy() {
+        let mut runtime = runtime();
+        let now = Instant::now();
+        runtime.pause_calls();
+        runtime.next_beat = now;
+        let over = now + Duration::from_secs(10);
+        runtime.next_call(over);
+        assert!(runtime.call.is_some(), "a claim is under way");
+        runtime.next_heartbeat(over);
+        runtime.look_around();
+        assert!(runtime.next_look > now + Duration::from_millis(500), "{:?}", runtime.next_look - now);
     }
 
     #[tokio::test]

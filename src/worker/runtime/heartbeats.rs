@@ -65,6 +65,7 @@ impl Runtime {
                         Extended::Cancelled => self.cancel(slot, CancelReason::Cancelled, Certainty::Confirmed),
                     }
                 }
+                self.ready.extend(self.set_aside.drain(..));
                 if let Some(Ok(policy)) = beat.policy {
                     self.crew.set_visibility(policy.visibility_timeout);
                     self.policy = policy;
