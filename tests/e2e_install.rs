@@ -1,8 +1,8 @@
 //! The chart as a person uses it: installed, upgraded, removed, killed and worn, with `kubectl` and `helm` as they are
 //! typed, in pods that run, on two nodes.
 //!
-//! A test prints what it measured; no time is asserted, because the machine is shared. Releases bring definitions
-//! that are the whole cluster's, so the tests share one cluster and take turns.
+//! A test prints what it measured, and asserts only times that the cluster itself tells, because the machine is shared.
+//! Releases bring definitions that are the whole cluster's, so the tests share one cluster and take turns.
 
 mod support;
 

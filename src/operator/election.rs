@@ -103,8 +103,15 @@ impl Election {
                 Ok(None) => beat(None),
                 Err(error) => beat(Some(&error)),
             }
-            tokio::time::sleep(LOOK_EVERY.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+            tokio::time::sleep(self.until_next_look(Instant::now())).await;
         }
+    }
+
+    /// Until the next look of who waits, which comes as soon as a Lease that nobody renews may be taken.
+    fn until_next_look(&self, now: Instant) -> Duration {
+        let usual = LOOK_EVERY.mul_f64(0.8 + 0.4 * fastrand::f64());
+        let left = self.observed.as_ref().map(|(_, since)| (*since + GOOD_FOR).saturating_duration_since(now));
+        left.filter(|left| !left.is_zero()).map_or(usual, |left| left.min(usual))
     }
 
     /// Renews the Lease until it is lost, or until somebody else ends it.
@@ -275,6 +282,17 @@ mod tests {
         assert!(!election.is_free(holding("other", 2), start + GOOD_FOR * 2 - Duration::from_millis(1)));
         assert!(election.is_free(holding("", 3), start + GOOD_FOR), "it was released");
         assert!(election.is_free(holding("me", 4), start + GOOD_FOR), "it is ours");
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_nobody_renews_is_looked_at_when_it_may_be_taken() {
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let (mut election, start) = (election(), Instant::now());
+        election.is_free(holding("other", 1), start);
+        assert!(election.until_next_look(start) >= LOOK_EVERY.mul_f64(0.8));
+        let nearly = Duration::from_millis(70);
+        assert_eq!(election.until_next_look(start + GOOD_FOR - nearly), nearly);
+        assert!(election.until_next_look(start + GOOD_FOR) >= LOOK_EVERY.mul_f64(0.8), "no haste where it is refused");
     }
 
     #[test]

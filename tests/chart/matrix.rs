@@ -206,6 +206,61 @@ async fn large_numbers_are_written_out() {
     assert!(objects.iter().any(|object| object.to_string().contains(r#""1048576mb""#)));
 }
 
+/// Names of digits alone, wherever somebody may give one.
+const DIGITS: &str = r#"
+watchNamespaces: ["2024"]
+fullnameOverride: "2025"
+serviceAccount: {name: "2026"}
+leaderElection: {leaseName: "2027"}
+redis: {existingSecret: "2028", caExistingSecret: "2029"}
+eventLog: {existingSecret: "2031"}
+priorityClassName: "2032"
+serviceMonitor: {enabled: true}
+podMonitor: {enabled: true}
+prometheusRule: {enabled: true}
+networkPolicy: {enabled: true}
+grafanaDashboard: {enabled: true}
+replicaCount: 2
+"#;
+
+/// The fields of an object that name something, and are no text.
+fn numbers_as_names(object: &Value, place: &str, found: &mut Vec<String>) {
+    match object {
+        Value::Object(fields) => {
+            for (field, value) in fields {
+                let place = format!("{place}.{field}");
+                let names = ["name", "namespace", "value", "serviceAccountName", "secretName", "priorityClassName"]
+                    .contains(&field.as_str());
+                if names && value.is_number() {
+                    found.push(place.clone());
+                }
+                numbers_as_names(value, &place, found);
+            }
+        }
+        Value::Array(all) => {
+            for value in all {
+                if ["resourceNames", "matchNames"].iter().any(|field| place.ends_with(field)) && value.is_number() {
+                    found.push(place.to_owned());
+                }
+                numbers_as_names(value, place, found);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_digits_alone_are_text() {
+    let objects = objects(cluster().await, "2030", DIGITS).await;
+    let mut found = Vec::new();
+    for object in objects.iter().filter(|object| object["kind"] != "CustomResourceDefinition") {
+        numbers_as_names(object, object["kind"].as_str().expect("a kind"), &mut found);
+    }
+    assert_eq!(found, Vec::<String>::new());
+    let roles = of_kind(&objects, "Role");
+    assert!(roles.iter().any(|role| role["metadata"]["namespace"] == "2024" && role["metadata"]["name"] == "2025"));
+}
+
 /// A name of digits is one to Helm.
 #[tokio::test(flavor = "multi_thread")]
 async fn labels_are_text_whatever_a_release_is_called() {

@@ -9,7 +9,11 @@ use crate::operator_ground::Ground;
 
 /// The rules of the chart's PrometheusRule.
 async fn rules() -> Vec<Value> {
-    let objects = objects(cluster().await, "here", "prometheusRule: {enabled: true}").await;
+    rules_with("prometheusRule: {enabled: true}").await
+}
+
+async fn rules_with(values: &str) -> Vec<Value> {
+    let objects = objects(cluster().await, "here", values).await;
     let rule = of_kind(&objects, "PrometheusRule")[0];
     let groups = rule["spec"]["groups"].as_array().expect("groups");
     groups.iter().flat_map(|group| group["rules"].as_array().expect("rules").clone()).collect()
@@ -106,9 +110,22 @@ async fn every_alert_says_what_is_wrong_and_has_a_section_that_says_what_to_do()
                 "{name}: {annotation}"
             );
         }
-        let url = rule["annotations"]["runbook_url"].as_str().expect("a URL");
-        assert!(url.ends_with(&format!("docs/alerts.md#{}", name.to_lowercase())), "{url}");
+        assert_eq!(rule["annotations"]["runbook"], format!("docs/alerts.md#{}", name.to_lowercase()));
         assert!(["warning", "critical"].iter().any(|severity| rule["labels"]["severity"] == *severity), "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_place_for_runbooks_makes_links_of_them() {
+    let wiki = "https://wiki.example.com/alerts#";
+    let rules = rules_with(&format!("prometheusRule: {{enabled: true, runbookUrlPrefix: '{wiki}'}}")).await;
+    for rule in rules {
+        let name = rule["alert"].as_str().expect("a name").to_lowercase();
+        let annotations = &rule["annotations"];
+        assert_eq!(
+            (&annotations["runbook_url"], &annotations["runbook"]),
+            (&Value::from(format!("{wiki}{name}")), &Value::Null)
+        );
     }
 }
 

@@ -66,10 +66,34 @@ if ! flock --nonblock 8; then
   flock 8
 fi
 
+# Whatever the environment says, these modules are built as they are, by the Go that they ask for.
+export GOTOOLCHAIN=auto GOWORK=off
+
+# fetch URL FILE
+fetch() {
+  if command -v curl >/dev/null; then
+    curl -fsSL -o "$2" "$1"
+  else
+    python3 -c 'import sys, urllib.request; urllib.request.urlretrieve(*sys.argv[1:])' "$1" "$2"
+  fi
+}
+
+# fetch_module NAME VERSION FILE: from the first proxy of GOPROXY that has it.
+fetch_module() {
+  local proxies proxy
+  IFS=',|' read -ra proxies <<<"${GOPROXY:-https://proxy.golang.org}"
+  for proxy in "${proxies[@]}"; do
+    # What remains is `direct`, which this module has no place for, and `off`.
+    [[ $proxy == *://* ]] || continue
+    if fetch "${proxy%/}/$1/@v/$2.zip" "$3"; then return 0; fi
+  done
+  return 1
+}
+
 # need_go: a Go on the PATH that is at least 1.21, which fetches the version that the modules ask for.
 need_go() {
   local minor=0
-  if command -v go >/dev/null && [[ "$(go env GOVERSION 8>&-)" =~ ^go1\.([0-9]+) ]]; then minor="${BASH_REMATCH[1]}"; fi
+  if command -v go >/dev/null && [[ "$(go env GOVERSION)" =~ ^go1\.([0-9]+) ]]; then minor="${BASH_REMATCH[1]}"; fi
   [[ $minor -lt 21 ]] || return 0
   local arch
   case "$(uname -m)" in
@@ -80,14 +104,13 @@ need_go() {
   local name="golang.org/toolchain@v0.0.1-go$GO.linux-$arch"
   local place="$cache/cluster/go-$GO"
   if [[ ! -x $place/bin/go ]]; then
-    command -v curl >/dev/null || die "There is neither Go nor curl here; please install one of them."
     say "fetching Go $GO"
     local tmp
     tmp="$(mktemp -d "$cache/cluster/.go.XXXXXX")"
     # shellcheck disable=SC2064 # the folder's name is known now
     trap "rm -rf '$tmp'" EXIT
-    curl -fsSL -o "$tmp/go.zip" "https://proxy.golang.org/${name%@*}/@v/${name#*@}.zip" \
-      || die "Go could not be fetched from proxy.golang.org."
+    fetch_module "${name%@*}" "${name#*@}" "$tmp/go.zip" \
+      || die "Go could not be fetched from ${GOPROXY:-proxy.golang.org}; please install Go 1.21 or newer."
     echo "${GO_SUM[$arch]}  $tmp/go.zip" | sha256sum --check --quiet || die "What was fetched is not Go $GO."
     python3 -m zipfile -e "$tmp/go.zip" "$tmp"
     chmod -R a+rX,u+w "$tmp/$name"
@@ -111,10 +134,11 @@ build() {
   fi
   say "building $program ($number)"
   (
+    # It dies with us. What it has started goes on for a moment, and keeps the lock for as long.
     cd "$here/go/$module"
-    CGO_ENABLED=0 GOFLAGS=-mod=readonly go build -trimpath -buildvcs=false -ldflags="$flags" \
-      -o "$bin/.$program.new" "$package"
-  ) 8>&- &
+    exec env CGO_ENABLED=0 GOFLAGS=-mod=readonly setpriv --pdeathsig KILL -- \
+      go build -trimpath -buildvcs=false -ldflags="$flags" -o "$bin/.$program.new" "$package"
+  ) &
   local builder=$!
   while kill -0 "$builder" 2>/dev/null; do
     local waited=$((SECONDS - started))
@@ -126,7 +150,7 @@ build() {
   say "built $program in $((SECONDS - started)) s"
 }
 
-say "Kubernetes is built once, which takes up to half an hour on two cores"
+say "Kubernetes is built once, which takes about a quarter of an hour on two cores"
 started=$SECONDS
 number=0
 for line in "${missing[@]}"; do

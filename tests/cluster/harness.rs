@@ -2,14 +2,16 @@
 //! a cluster of somebody's own on request, and never the one that KUBECONFIG names.
 
 use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Command, Output};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, ListParams};
 use rustix::process::geteuid;
 
-use crate::kubernetes::{Kubernetes, OWN_CLUSTER};
+use crate::kubernetes::{Kubernetes, LIMIT, NODES_REQUIRED, OWN_CLUSTER};
 
 /// Runs one of these tests in a process of its own, with these variables besides.
 fn run(test: &str, variables: &[(&str, &Path)]) -> Output {
@@ -66,6 +68,153 @@ fn a_machine_that_cannot_run_pods_is_told_so_in_one_sentence() {
     assert_eq!(said.trim_end(), words);
 }
 
+fn project(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+#[test]
+fn where_nodes_are_required_a_machine_that_cannot_run_pods_fails_the_tests_and_skips_none() {
+    // One with Python and nothing else is like that.
+    let dir = tempfile::tempdir().expect("a directory");
+    // Not what the PATH has, which may be a script that asks for more.
+    let asked =
+        Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().expect("python3 starts");
+    let interpreter = String::from_utf8(asked.stdout).expect("a path");
+    symlink(interpreter.trim(), dir.path().join("python3")).expect("a link");
+    let test = "cluster::nodes::nothing_leaves_the_machine";
+    let skips = run(test, &[("PATH", dir.path()), (NODES_REQUIRED, Path::new("")), (OWN_CLUSTER, Path::new(""))]);
+    let said = String::from_utf8_lossy(&skips.stderr);
+    assert!(skips.status.success() && said.contains("This machine cannot run pods"), "{said}");
+    let fails = run(test, &[("PATH", dir.path()), (NODES_REQUIRED, Path::new("1")), (OWN_CLUSTER, Path::new(""))]);
+    let said = String::from_utf8_lossy(&fails.stderr);
+    assert!(!fails.status.success() && said.contains(NODES_REQUIRED), "{said}");
+}
+
+/// Runs a program in Python that has the harness at hand.
+fn python(program: &str) {
+    let mut python = Command::new("python3");
+    let output = python.args(["-c", program]).current_dir(project("tests/cluster")).output().expect("python3 starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_cgroup_that_goes_while_processes_are_looked_for_is_no_failure() {
+    // What is listed is gone before anybody looks into it.
+    python(
+        r#"
+import os, pathlib, tempfile
+from harness import sandbox
+
+class Listed(list):
+    def __enter__(self): return iter(self)
+    def __exit__(self, *_): pass
+    def __next__(self): return self.pop() if self else next(iter(()))
+    def close(self): pass
+
+def vanishing(path, scan=os.scandir):
+    with scan(path) as found:
+        listed = Listed(found)
+    for entry in listed:
+        if entry.is_dir() and os.path.basename(path) == "node1":
+            os.rmdir(entry.path)
+    return listed
+
+with tempfile.TemporaryDirectory() as folder:
+    sandbox.CGROUPS = pathlib.Path(folder)
+    (sandbox.CGROUPS / "cgroup.controllers").touch()
+    for pod in ("a", "b"):
+        os.makedirs(f"{folder}/windlass-1/node1/{pod}")
+    os.makedirs(f"{folder}/windlass-1/cluster")
+    pathlib.Path(folder, "windlass-1/cluster/cgroup.procs").write_text("1 2")
+    scan, os.scandir = os.scandir, vanishing
+    found, os.scandir = sandbox.members("windlass-1"), scan
+    assert found == {"1", "2"}, found
+"#,
+    );
+}
+
+#[test]
+fn cgroups_that_are_tried_out_are_nobodys_to_sweep() {
+    if !geteuid().is_root() {
+        return;
+    }
+    python(
+        r#"
+import fcntl, pathlib, tempfile
+from harness import sandbox
+
+def make(name, make=sandbox.make_cgroups):
+    with open(pathlib.Path(tempfile.gettempdir(), "windlass-cluster-cgroups.lock"), "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return make(name)
+    raise SystemExit("nobody has the lock")
+
+sandbox.make_cgroups = make
+sandbox.why_not()
+"#,
+    );
+}
+
+/// Makes a program of a shell script.
+fn script(path: &Path, text: &str) {
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+    std::fs::write(path, format!("#!/usr/bin/env bash\n{text}\n")).expect("written");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+}
+
+#[test]
+fn an_installation_leaves_the_folder_of_the_next_one_alone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (install, build) = (dir.path().join("servers/install.sh"), dir.path().join("cluster/build.sh"));
+    // While Kubernetes is built another run begins, and makes its folder.
+    script(&build, r#"[[ ! -e $WINDLASS_CACHE/.tmp ]] && mkdir "$WINDLASS_CACHE/.tmp""#);
+    std::fs::create_dir_all(dir.path().join("servers")).expect("a folder");
+    std::fs::copy(project("tests/servers/install.sh"), &install).expect("copied");
+    let cache = dir.path().join("cache");
+    let mut run = Command::new(install);
+    let ended = run.arg("--kubernetes").env("WINDLASS_CACHE", &cache).output().expect("it starts");
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(cache.join(".tmp").is_dir(), "it is the other one's");
+}
+
+#[test]
+fn a_build_that_is_killed_takes_along_what_it_started() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let told = dir.path().join("told");
+    let go = format!(
+        r#"if [[ $1 == env ]]; then echo go1.26.0; else echo $$ >{told}.new; mv {told}.new {told}; exec sleep 1000; fi"#,
+        told = told.display()
+    );
+    script(&dir.path().join("bin/go"), &go);
+    let others = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::iter::once(dir.path().join("bin")).chain(std::env::split_paths(&others));
+    let mut build = Command::new(project("tests/cluster/build.sh"))
+        .env("PATH", std::env::join_paths(path).expect("folders without colons"))
+        .env("WINDLASS_CACHE", dir.path().join("cache"))
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let number = wait_for("go to be started", || std::fs::read_to_string(&told).ok());
+    build.kill().expect("it is our child");
+    build.wait().expect("it is our child");
+    // One that nobody has waited for yet has no command line any more.
+    let words = Path::new("/proc").join(number.trim()).join("cmdline");
+    wait_for("go to be gone", || std::fs::read(&words).unwrap_or_default().is_empty().then_some(()));
+}
+
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(started.elapsed() < LIMIT, "waited {LIMIT:?} for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A kubeconfig that leads to somebody who counts who comes.
 fn bait(dir: &Path) -> (TcpListener, std::path::PathBuf) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -93,7 +242,7 @@ async fn a_plain_kubeconfig_is_never_used() {
 
 #[tokio::test]
 async fn a_cluster_of_somebodys_own_is_used_where_it_is_named_and_left_clean() {
-    let Some(cluster) = Kubernetes::nodes().await.filter(|cluster| cluster.is_ours()) else { return };
+    let Some(cluster) = Kubernetes::our_nodes().await else { return };
     let dir = tempfile::tempdir().expect("a directory");
     let (listener, config) = bait(dir.path());
     let ours = cluster.kubeconfig().to_owned();

@@ -25,16 +25,19 @@ fn harness() -> PathBuf {
 }
 
 fn start(level: &str, berth: &Berth) -> Child {
+    up(level, berth).spawn().expect("cluster.py starts")
+}
+
+fn up(level: &str, berth: &Berth) -> Command {
     // What the cluster before it said is told by that one's assertions.
     let _ = std::fs::remove_dir_all(berth.dir());
-    Command::new(harness())
-        .args(["up", &format!("--level={level}"), &format!("--dir={}", berth.dir().display())])
+    let mut up = Command::new(harness());
+    up.args(["up", &format!("--level={level}"), &format!("--dir={}", berth.dir().display())])
         .arg(format!("--port={}", berth.port()))
         .arg(format!("--etcd-port={}", berth.bus_port()))
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("cluster.py starts")
+        .stdout(Stdio::null());
+    up
 }
 
 /// Asks until `look` answers `Ok`; `Err` is what it saw instead.
@@ -58,22 +61,28 @@ fn wait_until_up(cluster: &mut Child, berth: &Berth) {
     });
 }
 
-/// What a cluster could leave behind on the machine.
+/// What a cluster could leave behind on the machine: mounts and links such as it makes. Whoever else is here may make
+/// others meanwhile.
 #[derive(Debug, PartialEq, Eq)]
 struct Traces {
-    /// Of mounts alone those that a cluster makes: other tests may mount what they like.
     mounts: Vec<String>,
     links: BTreeSet<String>,
 }
 
 impl Traces {
-    fn look() -> Self {
+    fn look(berth: &Berth) -> Self {
+        let dir = berth.dir().to_str().expect("a path of ours");
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("Linux tells its mounts");
-        let ours = |line: &&str| line.contains("windlass") || line.contains("nsfs");
-        let links = std::fs::read_dir("/sys/class/net").expect("Linux tells its links");
+        // In its directory, or a folder in memory by the name that the harness gives to all of its own.
+        let ours = |line: &&str| line.contains(dir) || line.contains(" - tmpfs windlass ");
+        let links = std::fs::read_dir("/sys/class/net").expect("Linux tells its links").flatten();
+        let names = links.map(|link| link.file_name().to_string_lossy().into_owned());
         Self {
             mounts: mounts.lines().filter(ours).map(str::to_owned).collect(),
-            links: links.flatten().map(|link| link.file_name().to_string_lossy().into_owned()).collect(),
+            // Bridges, and cables between nodes.
+            links: names
+                .filter(|name| ["nodes", "pods"].contains(&name.as_str()) || name.starts_with("cable"))
+                .collect(),
         }
     }
 }
@@ -152,7 +161,7 @@ fn wait_until_gone(berth: &Berth, namespaces: &[PathBuf], before: &Traces) {
         Ok(())
     });
     wait("mounts and links to be as before", || {
-        let now = Traces::look();
+        let now = Traces::look(berth);
         if now == *before { Ok(()) } else { Err(format!("{now:#?} instead of {before:#?}")) }
     });
 }
@@ -160,7 +169,7 @@ fn wait_until_gone(berth: &Berth, namespaces: &[PathBuf], before: &Traces) {
 /// Starts and ends one cluster after the other; every other one is killed, each time at another moment.
 fn start_and_end(level: &str) {
     let berth = Berth::claim();
-    let before = Traces::look();
+    let before = Traces::look(&berth);
     let times = if std::env::var(EXTENT).is_ok_and(|extent| extent == "full") { LONG } else { SHORT };
     for round in 0..times {
         let mut cluster = start(level, &berth);
@@ -195,10 +204,44 @@ async fn a_control_plane_that_ends_or_is_killed_leaves_nothing_and_the_next_one_
 
 #[tokio::test]
 async fn nodes_that_end_or_are_killed_leave_nothing_and_the_next_ones_start() {
-    if Kubernetes::nodes().await.is_none_or(|shared| !shared.is_ours()) {
+    if Kubernetes::our_nodes().await.is_none() {
         return;
     }
     tokio::task::spawn_blocking(|| start_and_end("node")).await.expect("it holds");
+}
+
+/// Kills a cluster and starts the next one in its place at once; then kills a program of that.
+fn killed_and_started_again() {
+    let berth = Berth::claim();
+    let before = Traces::look(&berth);
+    let mut killed = start("node", &berth);
+    wait_until_up(&mut killed, &berth);
+    killed.kill().expect("it is our child");
+    killed.wait().expect("it is our child");
+    // What the kernel is still about to end must not be taken for the next one.
+    drop(std::fs::remove_file(berth.dir().join("ready.json")));
+    // What it says at its end is meant to be.
+    let mut next = up("node", &berth).stderr(Stdio::null()).spawn().expect("cluster.py starts");
+    wait_until_up(&mut next, &berth);
+
+    let inside = namespaces(&berth);
+    let running = processes(&berth);
+    let of_containerd = |one: &&String| one.contains("containerd --config");
+    let containerd = running.iter().find(of_containerd).and_then(|one| one.split(':').next());
+    let number = containerd.unwrap_or_else(|| panic!("no containerd among {running:#?}")).parse().expect("a number");
+    signal(number, "KILL");
+    let status = next.wait().expect("it is our child");
+    assert_eq!(status.code(), Some(1), "a cluster without one of its programs ends by itself");
+    wait_until_gone(&berth, &inside, &before);
+    assert_eq!(cgroups(&berth), Vec::<PathBuf>::new());
+}
+
+#[tokio::test]
+async fn nodes_that_are_killed_start_again_at_once_and_end_when_one_of_their_programs_does() {
+    if Kubernetes::our_nodes().await.is_none() {
+        return;
+    }
+    tokio::task::spawn_blocking(killed_and_started_again).await.expect("it holds");
 }
 
 #[tokio::test]

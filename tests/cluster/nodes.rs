@@ -235,7 +235,7 @@ async fn a_service_is_reached_by_name_from_either_node() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_test_can_go_where_services_are() {
-    let Some(cluster) = Kubernetes::nodes().await.filter(|cluster| cluster.is_ours()) else { return };
+    let Some(cluster) = Kubernetes::our_nodes().await else { return };
     let namespace = cluster.namespace().await;
     let servers = web(cluster, &namespace).await;
     let services: Api<Service> = Api::namespaced(cluster.client().await, &namespace);
@@ -261,7 +261,7 @@ async fn a_test_can_go_where_services_are() {
 
 #[tokio::test]
 async fn nothing_leaves_the_machine() {
-    let Some(cluster) = Kubernetes::nodes().await.filter(|cluster| cluster.is_ours()) else { return };
+    let Some(cluster) = Kubernetes::our_nodes().await else { return };
     // The nodes know no way that leads out …
     for node in ["node1", "node2"] {
         let routes = cluster.on_node(node, &["ip", "route", "show", "table", "all"]).await;

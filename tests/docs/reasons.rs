@@ -60,33 +60,49 @@ fn judgements(resource: &str, source: &str, found: &mut BTreeSet<Given>) {
     }
 }
 
-/// All that the operator can give.
+/// Every source file of the operator: its path, and its text as [`source`] gives it.
+fn sources() -> BTreeMap<String, String> {
+    let (mut found, mut todo) = (BTreeMap::new(), vec![root().join("src/operator"), root().join("src/operator.rs")]);
+    while let Some(path) = todo.pop() {
+        if path.is_dir() {
+            todo.extend(fs::read_dir(&path).expect("a folder").map(|entry| entry.expect("an entry").path()));
+            continue;
+        }
+        let path = path.strip_prefix(root()).expect("inside").to_string_lossy().into_owned();
+        let text = source(&path);
+        found.insert(path, text);
+    }
+    found
+}
+
+/// All that the operator can give. What has to do with pools is under pool/, everything else is a queue's.
 fn given() -> BTreeSet<Given> {
     let mut found = BTreeSet::new();
-    let status = source("src/operator/queue/status.rs");
-    judgements("TaskQueue", &status, &mut found);
-    for file in ["judge.rs", "reconcile.rs"] {
-        judgements("WorkerPool", &source(&format!("src/operator/pool/{file}")), &mut found);
+    let sources = sources();
+    for (path, text) in &sources {
+        let resource = if path.starts_with("src/operator/pool") { "WorkerPool" } else { "TaskQueue" };
+        judgements(resource, text, &mut found);
     }
+    let status = &sources["src/operator/queue/status.rs"];
     let mut queue = |condition: &str, reasons: BTreeSet<String>, status: &str| {
         for reason in reasons {
             found.insert(("TaskQueue".to_owned(), condition.to_owned(), reason, status.to_owned()));
         }
     };
     // What stands in the way of a queue, by the side on which it does.
-    let plan = source("src/operator/queue/plan.rs");
-    let unresolved = function(&plan, "unresolved");
+    let plan = &sources["src/operator/queue/plan.rs"];
+    let unresolved = function(plan, "unresolved");
     assert!(unresolved.contains("Self::new(Side::Broker, reason"), "an unresolved broker is on another side now");
     queue("BrokerConnected", words_after(unresolved, "Reason::"), "False");
-    queue("BrokerConnected", words_after(&plan, "Side::Broker, Reason::"), "False");
-    queue("Provisioned", words_after(&plan, "Side::Queue, Reason::"), "False");
+    queue("BrokerConnected", words_after(plan, "Side::Broker, Reason::"), "False");
+    queue("Provisioned", words_after(plan, "Side::Queue, Reason::"), "False");
     // Dangers are found and then told together.
-    let degraded = function(&status, "degraded");
+    let degraded = function(status, "degraded");
     let dangers = words_after(degraded, "Reason::").into_iter().filter(|reason| reason != "AsExpected").collect();
     queue("Degraded", dangers, "True");
     // Objects that are not looked after have this one condition.
-    for file in ["src/operator/queue.rs", "src/operator/queue/cleanup.rs"] {
-        queue("Ready", words_after(&source(file), "status::alone(Reason::"), "False");
+    for text in sources.values() {
+        queue("Ready", words_after(text, "status::alone(Reason::"), "False");
     }
     found
 }
@@ -195,13 +211,7 @@ fn every_reason_that_is_no_good_news_has_a_section_that_says_what_to_look_at_and
 /// Events whose reason is a word of their own; the others have a condition's reason.
 fn events() -> BTreeSet<(String, String)> {
     let mut found = BTreeSet::new();
-    let mut todo = vec![root().join("src/operator"), root().join("src/operator.rs")];
-    while let Some(path) = todo.pop() {
-        if path.is_dir() {
-            todo.extend(fs::read_dir(&path).expect("a folder").map(|entry| entry.expect("an entry").path()));
-            continue;
-        }
-        let source = source(&path.strip_prefix(root()).expect("inside").to_string_lossy());
+    for source in sources().into_values() {
         for weight in ["Normal", "Warning"] {
             let words = words_after(&source, &format!("Weight::{weight}, \""));
             found.extend(words.into_iter().map(|word| (word, weight.to_owned())));

@@ -100,7 +100,7 @@ impl Production {
         let work = scene.work(&self.place).await;
         let jobs = &*self.place.jobs;
         scene
-            .types(&format!("kubectl wait -n {jobs} --for=condition=EventLogRecording taskqueue/work --timeout=1m"))
+            .types(&format!("kubectl wait -n {jobs} --for=condition=EventLogRecording taskqueue/work --timeout=3m"))
             .await;
         Work { url: work.url.replace("redis://", &format!("redis://producers:{PRODUCERS}@")), ..work }
     }

@@ -2,7 +2,42 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::scene::{IMAGE, Scene, Watch};
+
+/// Runs `windlass` where the operator is.
+fn windlass(system: &str) -> String {
+    format!("windlass() {{ kubectl exec -n {system} deploy/windlass -- windlass \"$@\"; }}\n")
+}
+
+/// Makes a queue with a task that waits for its time, one that is done and one that is a dead letter.
+fn kept(system: &str, jobs: &str) -> String {
+    let renamed = "s/{name: work}/{name: kept}/; s/name: workers/name: keepers/";
+    windlass(system)
+        + &format!(
+            "sed -e '{renamed}' tests/e2e_install/work.yaml | kubectl apply -n {jobs} -f -
+             kubectl wait -n {jobs} --for=condition=Ready taskqueue/kept workerpool/keepers --timeout=3m
+             enqueue() {{ windlass task enqueue -q {jobs}/kept --type work \"$@\" | awk 'END {{print $1}}'; }}
+             enqueue --payload '{{}}' --delay 6h
+             windlass task wait \"$(enqueue --payload '{{}}')\" -q {jobs}/kept --timeout 2m
+             ! windlass task wait \"$(enqueue --payload '{{\"fails\": \"always\"}}')\" -q {jobs}/kept --timeout 2m"
+        )
+}
+
+/// Its tasks, by their states.
+async fn tasks(scene: &Scene, system: &str, jobs: &str) -> Vec<Value> {
+    let said = scene.types(&(windlass(system) + &format!("windlass task list -q {jobs}/kept -o json"))).await;
+    let mut all: Vec<Value> = serde_json::from_str(&said).expect("JSON");
+    all.sort_by_key(|task| task["state"].to_string());
+    all
+}
+
+/// Its dead letters.
+async fn letters(scene: &Scene, system: &str, jobs: &str) -> Vec<Value> {
+    let said = scene.types(&(windlass(system) + &format!("windlass dlq list -q {jobs}/kept --all -o json"))).await;
+    serde_json::from_str(&said).expect("JSON")
+}
 
 #[tokio::test]
 async fn what_people_made_survives_the_release_workers_go_on_without_it_and_the_next_ones_take_it_up() {
@@ -18,6 +53,10 @@ async fn what_people_made_survives_the_release_workers_go_on_without_it_and_the_
     );
     let before = scene.types(&identities).await;
     assert_eq!(before.lines().count(), 5, "{before}");
+    scene.types(&kept(system, jobs)).await;
+    let (tasks, letters) = (tasks(&scene, system, jobs).await, letters(&scene, system, jobs).await);
+    let states: Vec<_> = tasks.iter().map(|task| task["state"].as_str().unwrap_or_default()).collect();
+    assert_eq!((states, letters.len()), (vec!["failed", "scheduled", "succeeded"], 1), "{tasks:#?} {letters:#?}");
 
     let said = scene.types(&format!("helm uninstall windlass -n {system} --wait --timeout 3m")).await;
     assert!(said.contains("taskqueues.windlass.dev"), "it says what was kept: {said}");
@@ -44,6 +83,8 @@ async fn what_people_made_survives_the_release_workers_go_on_without_it_and_the_
         .await;
     watch.read("from the next helm install until all that was there is ready");
     assert_eq!(scene.types(&identities).await, before, "nothing was made anew");
+    assert_eq!(self::tasks(&scene, system, jobs).await, tasks, "what waited waits, and what has ended is known");
+    assert_eq!(self::letters(&scene, system, jobs).await, letters);
     produced.all_done().await;
     watch.read("from the next helm install until all that had waited for a leader is done");
 

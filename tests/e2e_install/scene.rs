@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use super::load::Work;
-use crate::kubernetes::{Image, Kubernetes, TestNamespace};
+use crate::kubernetes::{BUILT_IMAGE, Image, Kubernetes, TestNamespace};
 
 /// Whose turn it is: definitions and ClusterRoles are the whole cluster's.
 static TURN: Mutex<()> = Mutex::const_new(());
@@ -39,9 +39,10 @@ pub(super) struct Place {
 }
 
 impl Scene {
-    /// A cluster on which nothing is installed; `None` where pods cannot run, or where the cluster is somebody's own.
+    /// A cluster on which nothing is installed; `None` where pods cannot run, or where the cluster is somebody's own,
+    /// which is then said.
     pub(super) async fn enter() -> Option<Self> {
-        let cluster = Kubernetes::nodes().await.filter(|cluster| cluster.is_ours())?;
+        let cluster = Kubernetes::our_nodes().await?;
         let turn = TURN.lock().await;
         load_images(cluster).await;
         let home = tempfile::tempdir().expect("a temporary directory");
@@ -55,18 +56,20 @@ impl Scene {
         let releases = self.types("helm list -A -o json").await;
         for release in serde_json::from_str::<Vec<Value>>(&releases).expect("JSON") {
             let of = |field: &str| release[field].as_str().expect("a text").to_owned();
-            self.types(&format!("helm uninstall {} -n {}", of("name"), of("namespace"))).await;
+            self.types(&format!("helm uninstall {} -n {} --ignore-not-found", of("name"), of("namespace"))).await;
         }
-        // No operator is there any more to take finalizers away.
+        // No operator is there any more to take finalizers away. What one before was still removing may go meanwhile.
         self.types(
             "if kubectl get crd taskqueues.windlass.dev >/dev/null 2>&1; then
                kubectl get taskqueues -A --no-headers -o custom-columns=A:.metadata.namespace,B:.metadata.name |
                  while read -r namespace name; do
-                   kubectl patch -n $namespace taskqueue/$name --type=merge -p '{\"metadata\": {\"finalizers\": null}}'
+                   kubectl patch -n $namespace taskqueue/$name --type=merge -p '{\"metadata\": {\"finalizers\": null}}' ||
+                     [[ -z $(kubectl get -n $namespace taskqueue/$name --ignore-not-found -o name) ]]
                  done
-               kubectl delete crd taskqueues.windlass.dev workerpools.windlass.dev
+               kubectl delete crd taskqueues.windlass.dev workerpools.windlass.dev --ignore-not-found
              fi
-             kubectl get namespaces -o name | sed -e '/kube-/d' -e '/default/d' | xargs -r kubectl delete --wait=false",
+             kubectl get namespaces -o name | sed -e '/kube-/d' -e '/default/d' |
+               xargs -r kubectl delete --wait=false --ignore-not-found",
         )
         .await;
     }
@@ -207,20 +210,25 @@ impl Place {
     }
 }
 
-/// What manifests of the README and the examples call images. They hold what this machine has: its Python and a shell,
-/// and the libraries of the program that the operator brings, because a test's is not linked statically.
+/// What manifests of the README and the examples call images. They hold what this machine has: its Python and a shell;
+/// and unless the image is the real one the libraries of the program that the operator brings, because a test's is not
+/// linked statically.
 async fn load_images(cluster: &Kubernetes) {
     static LOADED: OnceCell<()> = OnceCell::const_new();
     let load = async || {
-        let (windlass, redis) = (cluster.windlass_image().await, cluster.redis_image().await);
-        cluster.name_image(windlass, "localhost/windlass:next").await;
-        cluster.name_image(redis, "docker.io/library/redis:7.2").await;
-        let small = tempfile::NamedTempFile::new().expect("a temporary file");
-        let mut strip = tokio::process::Command::new("strip");
-        strip.arg("-o").arg(small.path()).arg(env!("CARGO_BIN_EXE_windlass"));
-        assert!(strip.status().await.expect("strip starts").success());
-        let handlers = Image::new("handlers").shell().python().program(small.path(), "/opt/windlass");
-        let handlers = handlers.load(cluster).await;
+        cluster.windlass_image().await;
+        cluster.next_windlass_image().await;
+        cluster.name_image(cluster.redis_image().await, "docker.io/library/redis:7.2").await;
+        let handlers = Image::new("handlers").shell().python();
+        let handlers = if std::env::var_os(BUILT_IMAGE).is_some() {
+            handlers.load(cluster).await
+        } else {
+            let small = tempfile::NamedTempFile::new().expect("a temporary file");
+            let mut strip = tokio::process::Command::new("strip");
+            strip.arg("-o").arg(small.path()).arg(env!("CARGO_BIN_EXE_windlass"));
+            assert!(strip.status().await.expect("strip starts").success());
+            handlers.program(small.path(), "/opt/windlass").load(cluster).await
+        };
         for name in ["python:3.13-slim", "busybox:1.37"] {
             cluster.name_image(&handlers, &format!("docker.io/library/{name}")).await;
         }

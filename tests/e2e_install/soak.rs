@@ -12,6 +12,12 @@ use super::scene::{Place, Scene};
 
 /// How much a process may grow beyond what it had when it was first looked at.
 const GROWTH_MEBIBYTES: f64 = 24.0;
+/// How much more it may have in the second half of the calm at the end than in the first.
+const FLAT_MEBIBYTES: f64 = 4.0;
+/// How often a process has to have been looked at in each half to be judged by it.
+const ENOUGH: usize = 8;
+/// For how long no task is given out while Redis itself is restarted.
+const GAP: Duration = Duration::from_secs(45);
 
 /// How long, and how much of that goes without restarts at the end.
 struct Scale {
@@ -83,13 +89,14 @@ async fn a_soak_with_rolling_restarts_of_everything_loses_nothing_and_memory_sta
             memory.watch(&scene, scale.pause).await;
         }
     }
-    let calm = memory.watch(&scene, scale.calm);
-    calm.await;
+    let calm = Instant::now();
+    memory.watch(&scene, scale.calm).await;
     let ended = Timestamp::now();
     let account = producing.stop().await.all_done().await;
     eprintln!("measured: a soak of {} s, everything restarted {round} times", start.elapsed().as_secs());
-    account.claims_went_on(began, ended, "during the soak");
+    account.claims_went_on(began, ended, GAP, "during the soak");
     memory.judge();
+    memory.judge_calm(calm, scale.calm);
 }
 
 /// What the kubelets tell of memory, by process: a container that was started anew is another one.
@@ -146,4 +153,25 @@ impl Memory {
             assert!(role == "Redis" || last < first + GROWTH_MEBIBYTES, "{role}: {first} MiB, then {last}");
         }
     }
+
+    /// Compares the halves of the calm, where there is enough of it: each process with itself.
+    fn judge_calm(&self, from: Instant, long: Duration) {
+        let half = from + long / 2;
+        let seen = self.0.iter().filter(|((role, _), _)| *role != "Redis");
+        for ((role, process), seen) in seen {
+            let (first, second): (Vec<_>, Vec<_>) =
+                seen.iter().filter(|(at, _)| *at >= from).partition(|(at, _)| *at < half);
+            if first.len() < ENOUGH || second.len() < ENOUGH {
+                continue;
+            }
+            let (first, second) = (median(first), median(second));
+            eprintln!("measured: memory of {role} {process} when all is calm: {first:.1} MiB, then {second:.1}");
+            assert!(second <= first + FLAT_MEBIBYTES, "{role} {process} grows: {first} MiB, then {second}");
+        }
+    }
+}
+
+fn median(mut seen: Vec<&(Instant, f64)>) -> f64 {
+    seen.sort_by(|one, other| one.1.total_cmp(&other.1));
+    seen[seen.len() / 2].1
 }

@@ -2,16 +2,20 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::Api;
 
+use super::load::GAP;
 use super::production::Production;
-use super::scene::{Place, Scene, Watch};
+use super::scene::{Place, Scene};
 
 const OPERATORS: &str = "app.kubernetes.io/component=operator";
+/// Within what another one leads.
+const IN_TIME: SignedDuration = SignedDuration::from_secs(17);
+const TRIES: usize = 3;
 
 fn holder(lease: Option<&Lease>) -> Option<String> {
     let holder = lease?.spec.as_ref()?.holder_identity.clone();
@@ -28,12 +32,42 @@ async fn leader(scene: &Scene, place: &Place) -> (String, Pod) {
     (name, pod.expect("the leader has a pod"))
 }
 
-/// Waits until somebody else leads.
-async fn taken_over(scene: &Scene, place: &Place, from: &str, watch: &Watch, what: &str) {
+/// Waits until somebody else leads than `from`, and returns how long nobody did, as the Lease itself tells: from the last
+/// renewal until it was taken.
+async fn taken_over(scene: &Scene, place: &Place, from: &str) -> SignedDuration {
     let leases: Api<Lease> = Api::namespaced(scene.client.clone(), &place.system);
-    let another = |found: Option<&Lease>| holder(found).is_some_and(|name| name != from);
-    scene.cluster.wait(&leases, "windlass", "to be held by another", another).await;
-    watch.read(&format!("{what}: until another one leads"));
+    let mut renewed = None;
+    scene
+        .cluster
+        .wait_for(&place.system, "another one to lead", async || {
+            let lease = leases.get("windlass").await.map_err(|error| error.to_string())?;
+            let spec = lease.spec.clone().unwrap_or_default();
+            if holder(Some(&lease)).is_some_and(|name| name != from) {
+                let taken = spec.acquire_time.expect("it says since when").0;
+                return Ok(renewed.map_or(SignedDuration::ZERO, |last| taken.duration_since(last)));
+            }
+            renewed = spec.renew_time.as_ref().map(|time| time.0);
+            Err(format!("{spec:?}"))
+        })
+        .await
+}
+
+/// Ends the leader in some way and sees to it that another one leads in time. On a machine that is busy with something else
+/// a leader may be late once; a promise that does not hold is broken each time.
+async fn hands_over(scene: &Scene, place: &Place, what: &str, end: impl AsyncFn(&Pod)) {
+    let mut late = Vec::new();
+    while late.len() < TRIES {
+        two_are_ready(scene, place).await;
+        let (name, pod) = leader(scene, place).await;
+        end(&pod).await;
+        let took = taken_over(scene, place, &name).await;
+        eprintln!("measured: {what}: nobody led for {:.1} s", took.as_secs_f64());
+        if took <= IN_TIME {
+            return;
+        }
+        late.push(took);
+    }
+    panic!("{what}: nobody led for {late:?}");
 }
 
 async fn two_are_ready(scene: &Scene, place: &Place) {
@@ -54,25 +88,22 @@ async fn nothing_is_lost_when_leaders_are_killed_and_passwords_rotated_and_anoth
     // The leader looks again at a Secret of pods after a minute; the next one has not seen it yet.
     let before = production.template(&scene).await;
     production.rotate(&scene).await;
-    let (name, pod) = leader(&scene, place).await;
-    let watch = Watch::start();
-    let (system, pod) = (&*place.system, pod.name_any());
-    scene.types(&format!("kubectl delete pod -n {system} {pod} --grace-period=0 --force")).await;
-    taken_over(&scene, place, &name, &watch, "the leader's pod deleted by force").await;
+    let system = &*place.system;
+    hands_over(&scene, place, "the leader's pod deleted by force", async |pod| {
+        scene.types(&format!("kubectl delete pod -n {system} {} --grace-period=0 --force", pod.name_any())).await;
+    })
+    .await;
     producing.goes_on(20).await;
     two_are_ready(&scene, place).await;
     production.withdraw(&scene, &before).await;
 
     // This one has no time to give the Lease back.
-    let (name, pod) = leader(&scene, place).await;
-    let watch = Watch::start();
-    scene.kill9(&pod, "operator").await;
-    taken_over(&scene, place, &name, &watch, "kill -9 of the leader").await;
+    hands_over(&scene, place, "kill -9 of the leader", async |pod| scene.kill9(pod, "operator").await).await;
     producing.goes_on(20).await;
     let ended = Timestamp::now();
 
     let account = producing.stop().await.all_done().await;
-    account.claims_went_on(began, ended, "while leaders died and passwords changed");
+    account.claims_went_on(began, ended, GAP, "while leaders died and passwords changed");
     two_are_ready(&scene, place).await;
     production.remembers(&scene, &account).await;
 }

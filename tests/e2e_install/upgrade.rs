@@ -1,5 +1,6 @@
 //! `helm upgrade` while work goes on.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -7,7 +8,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::scene::{IMAGE, Scene, Watch};
+use super::load::GAP;
+use super::scene::{IMAGE, Place, Scene, Watch};
 
 /// A later version of the chart: its definition of TaskQueue has a field more. Returns where it is.
 fn later_chart(folder: &Path) -> String {
@@ -31,6 +33,17 @@ fn change(path: &Path, how: impl FnOnce(&mut Value)) {
     fs::write(path, serde_yaml::to_string(&value).expect("YAML")).expect("it can be written");
 }
 
+/// The images, by their digests, that operators and workers run.
+async fn images(scene: &Scene, place: &Place) -> BTreeSet<String> {
+    let mut pods = scene.pods(&place.system, "app.kubernetes.io/component=operator").await;
+    pods.extend(scene.pods(&place.jobs, "windlass.dev/pool=workers").await);
+    let statuses = pods.iter().filter_map(|pod| pod.status.as_ref()?.container_statuses.as_ref()).flatten();
+    let ours = statuses.filter(|one| ["operator", "windlass-worker"].contains(&one.name.as_str()));
+    let found: BTreeSet<String> = ours.map(|one| one.image_id.clone()).filter(|id| !id.is_empty()).collect();
+    assert!(!found.is_empty(), "something runs");
+    found
+}
+
 #[tokio::test]
 async fn an_upgrade_of_image_values_and_definitions_under_load_loses_nothing_and_claiming_goes_on() {
     let Some(scene) = Scene::enter().await else { return };
@@ -40,6 +53,7 @@ async fn an_upgrade_of_image_values_and_definitions_under_load_loses_nothing_and
     let producing = work.begin(Duration::from_millis(100));
     work.has_finished(20).await;
 
+    let before = images(&scene, &place).await;
     let later = tempfile::tempdir().expect("a temporary directory");
     let chart = later_chart(later.path());
     let (watch, began) = (Watch::start(), Timestamp::now());
@@ -64,12 +78,14 @@ async fn an_upgrade_of_image_values_and_definitions_under_load_loses_nothing_and
     };
     scene.cluster.wait_for(jobs, "the pool to have the new image", followed).await;
     watch.read("helm upgrade, until the pool's pods are of the new image");
+    let after = images(&scene, &place).await;
+    assert!(after.is_disjoint(&before), "all run another image: {before:?}, then {after:?}");
     let ended = Timestamp::now();
     producing.goes_on(20).await;
     let account = producing.stop().await.all_done().await;
     // Workers claim with or without a leader, so the gap has nothing to do with a leader's handover, which takes the new
-    // one half a second where the old one gives the Lease back, and 15 s where it cannot.
-    account.claims_went_on(began, ended, "during the upgrade");
+    // one half a second where the old one gives the Lease back, and 15 s where it cannot. It is the promise all the same.
+    account.claims_went_on(began, ended, GAP, "during the upgrade");
 
     let said = scene
         .types(&format!(

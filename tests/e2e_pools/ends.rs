@@ -48,7 +48,7 @@ async fn recovers(stage: &Stage<'_>, watch: Watch, what: &str) -> Vec<Value> {
 
 #[tokio::test]
 async fn a_worker_killed_with_9_loses_nothing() {
-    let Some(stage) = Stage::shared().await.filter(|stage| stage.cluster.is_ours()) else { return };
+    let Some(stage) = Stage::ours().await else { return };
     let pod = busy(&stage, SECONDS, json!({})).await;
     let watch = Watch::start();
     stage.kill9(&pod, "windlass-worker").await;
@@ -107,7 +107,7 @@ async fn a_pod_that_its_kubelet_evicts_loses_nothing() {
 
 #[tokio::test]
 async fn a_worker_that_ran_out_of_memory_loses_nothing() {
-    let Some(stage) = Stage::shared().await.filter(|stage| stage.cluster.is_ours()) else { return };
+    let Some(stage) = Stage::ours().await else { return };
     let limited = json!({"resources": {"limits": {"memory": "64Mi"}}});
     let pod = busy(&stage, SECONDS, json!({"worker": limited})).await;
     let watch = Watch::start();

@@ -7,7 +7,7 @@ use crate::kubernetes::Kubernetes;
 
 #[tokio::test]
 async fn tasks_on_a_node_that_is_cut_off_come_back_by_the_clock_and_run_once_for_all_that_counts() {
-    if Kubernetes::nodes().await.is_none_or(|shared| !shared.is_ours()) {
+    if Kubernetes::our_nodes().await.is_none() {
         return;
     }
     let cluster = Kubernetes::start_nodes().await;

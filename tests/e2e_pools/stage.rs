@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::apps::v1::Deployment;
@@ -53,10 +54,16 @@ impl<'a> Stage<'a> {
         Some(Stage::on(Kubernetes::nodes().await?).await)
     }
 
+    /// The same for a test that does what only a cluster of ours may suffer; `None` on somebody's own as well.
+    pub(super) async fn ours() -> Option<Stage<'static>> {
+        Some(Stage::on(Kubernetes::our_nodes().await?).await)
+    }
+
     /// The same on a cluster of the test's own. All that must not be cut off is on node1.
     pub(super) async fn on(cluster: &'a Kubernetes) -> Stage<'a> {
         let images = [cluster.redis_image().await, cluster.windlass_image().await, cluster.python_image().await];
         let client = cluster.client().await;
+        Guests::arrive(cluster);
         define(cluster, &client).await;
         let namespace = cluster.namespace().await;
         let stage = Stage { cluster, namespace, client };
@@ -248,6 +255,64 @@ impl<'a> Stage<'a> {
         let (node, id) = place_of(pod, container);
         self.cluster.exhaust_memory(&node, &id).await;
     }
+}
+
+impl Drop for Stage<'_> {
+    fn drop(&mut self) {
+        // While there is an operator that takes finalizers away.
+        if !self.cluster.is_ours() {
+            blocking_kubectl(
+                self.cluster,
+                &["delete", "taskqueues,workerpools", "--all", "--timeout=60s", "-n", &self.namespace],
+            );
+        }
+        Guests::leave(self.cluster);
+    }
+}
+
+/// The stages on somebody's own cluster: what they define there goes with the last of them, unless it was there before.
+struct Guests {
+    number: usize,
+    definitions_are_ours: bool,
+}
+
+static GUESTS: Mutex<Guests> = Mutex::new(Guests { number: 0, definitions_are_ours: false });
+const DEFINITIONS: [&str; 2] = ["taskqueues.windlass.dev", "workerpools.windlass.dev"];
+
+impl Guests {
+    fn arrive(cluster: &Kubernetes) {
+        if cluster.is_ours() {
+            return;
+        }
+        let mut guests = GUESTS.lock().expect("nobody panics with it");
+        if guests.number == 0 {
+            let there = blocking_kubectl(
+                cluster,
+                &[&["get", "crd", "--ignore-not-found", "-o", "name"], &DEFINITIONS[..]].concat(),
+            );
+            guests.definitions_are_ours = there.is_some_and(|names| names.trim().is_empty());
+        }
+        guests.number += 1;
+    }
+
+    fn leave(cluster: &Kubernetes) {
+        if cluster.is_ours() {
+            return;
+        }
+        // One that panicked while it had this has said so.
+        let Ok(mut guests) = GUESTS.lock() else { return };
+        guests.number -= 1;
+        if guests.number == 0 && guests.definitions_are_ours {
+            blocking_kubectl(cluster, &[&["delete", "crd", "--timeout=60s"], &DEFINITIONS[..]].concat());
+        }
+    }
+}
+
+/// Runs `kubectl` where nobody can be awaited; `None` if it fails.
+fn blocking_kubectl(cluster: &Kubernetes, arguments: &[&str]) -> Option<String> {
+    let mut kubectl = std::process::Command::new(cluster.program("kubectl"));
+    let output = kubectl.arg("--kubeconfig").arg(cluster.kubeconfig()).args(arguments).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The node of a pod, and the id of a container there.

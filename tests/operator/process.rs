@@ -9,6 +9,9 @@ use windlass::broker::Broker;
 use super::ground::{Ground, Operator, RELEASE, define, grant, queue};
 use crate::kubernetes::Kubernetes;
 
+/// Within what another one leads after the leader's death.
+const IN_TIME: jiff::SignedDuration = jiff::SignedDuration::from_secs(17);
+
 /// Waits until somebody other than `before` holds the Lease.
 async fn new_holder(ground: &Ground, before: Option<&str>) -> String {
     let holder = |lease: Option<&Lease>| {
@@ -39,14 +42,29 @@ async fn leadership_passes_on_at_once_after_a_graceful_end_and_soon_after_a_cras
     ground.apply("emails", "{}").await;
     ground.ready("emails").await;
 
-    let third = ground.operator().await;
-    let killed = Instant::now();
-    second.kill9();
-    new_holder(&ground, Some(&holder)).await;
-    eprintln!("takeover after kill -9: {:?}", killed.elapsed());
+    // A machine that is busy with something else may be late once; a promise that does not hold is broken each time.
+    let (mut leading, mut holder, mut late) = (second, holder, Vec::new());
+    while late.len() < 3 {
+        let next = ground.operator().await;
+        leading.kill9();
+        let before = ground.leases().get(RELEASE).await.expect("the Lease").spec.expect("a spec");
+        assert_eq!(before.holder_identity.as_deref(), Some(holder.as_str()));
+        holder = new_holder(&ground, Some(&holder)).await;
+        leading = next;
+        let after = ground.leases().get(RELEASE).await.expect("the Lease").spec.expect("a spec");
+        // As the Lease tells: from the last renewal until it was taken.
+        let (renewed, taken) = (before.renew_time.expect("a time").0, after.acquire_time.expect("a time").0);
+        let took = taken.duration_since(renewed);
+        eprintln!("after kill -9 nobody led for {:.1} s", took.as_secs_f64());
+        if took <= IN_TIME {
+            break;
+        }
+        late.push(took);
+    }
+    assert!(late.len() < 3, "nobody led for {late:?}");
     ground.apply("letters", "{}").await;
     ground.ready("letters").await;
-    drop(third);
+    drop(leading);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -104,6 +104,8 @@ need_pip() {
 if [[ $kubernetes == yes ]]; then
   command -v python3 >/dev/null || apt_install python3
   command -v openssl >/dev/null || apt_install openssl
+  # Go fetches modules over https.
+  [[ -e /etc/ssl/certs/ca-certificates.crt ]] || ! command -v apt-get >/dev/null || apt_install ca-certificates
   if [[ $EUID -eq 0 ]]; then
     export PATH="$PATH:/usr/sbin:/sbin"
     packages=()
@@ -118,14 +120,24 @@ if [[ $kubernetes == yes ]]; then
     if [[ ${#packages[@]} -gt 0 ]]; then
       # containerd's package would start it, now and at every boot; the tests start their own.
       policy=/usr/sbin/policy-rc.d
-      [[ -e $policy ]] || { printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy" && trap 'rm -rf "$tmp" "$policy"' EXIT; }
+      if [[ ! -e $policy ]]; then
+        trap 'rm -rf "$tmp" "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod +x "$policy"
+      else
+        policy=
+      fi
       apt_install "${packages[@]}"
+      # Whatever else is installed from now on starts as it likes.
+      [[ -z $policy ]] || rm -f "$policy"
       if [[ " ${packages[*]} " == *" containerd "* ]] && command -v systemctl >/dev/null; then
         systemctl --quiet disable containerd 2>/dev/null || true
       fi
     fi
   fi
-  # That takes minutes, and has a lock of its own.
+  # That takes minutes, and has a lock of its own. What lies in this folder afterwards is another run's.
+  rm -rf "$tmp"
+  trap - EXIT
   flock --unlock 9
   "$tests/cluster/build.sh" 9>&-
   exit 0

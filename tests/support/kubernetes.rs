@@ -53,7 +53,8 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::OnceCell;
 
-pub use images::Image;
+pub use images::{BUILT_IMAGE, Image};
+pub use nodes::NODES_REQUIRED;
 use nodes::Node;
 
 use crate::support::servers::process::{Berth, Told, signal, spawn_told};
@@ -119,7 +120,7 @@ impl Kubernetes {
 
     /// The cluster with nodes that the tests of this process share: two of our own, or somebody's own
     /// cluster if [`OWN_CLUSTER`] names one. `None` where no pods can run, which is then said; a test
-    /// that needs them has nothing to do there.
+    /// that needs them has nothing to do there. With [`NODES_REQUIRED`] it fails instead.
     pub async fn nodes() -> Option<&'static Self> {
         static SHARED: OnceCell<Option<Kubernetes>> = OnceCell::const_new();
         let shared = async || match std::env::var_os(OWN_CLUSTER).filter(|path| !path.is_empty()) {

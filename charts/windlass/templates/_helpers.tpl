@@ -118,13 +118,13 @@ app.kubernetes.io/component: redis
 {{- if .Values.redis.existingSecret }}
 - name: redis-url
   secret:
-    secretName: {{ .Values.redis.existingSecret }}
+    secretName: {{ .Values.redis.existingSecret | quote }}
     items: [{key: {{ .Values.redis.existingSecretKey | quote }}, path: {{ .Values.redis.existingSecretKey | quote }}}]
 {{- end }}
 {{- if .Values.redis.caExistingSecret }}
 - name: redis-ca
   secret:
-    secretName: {{ .Values.redis.caExistingSecret }}
+    secretName: {{ .Values.redis.caExistingSecret | quote }}
     items: [{key: {{ .Values.redis.caExistingSecretKey | quote }}, path: {{ .Values.redis.caExistingSecretKey | quote }}}]
 {{- end }}
 {{- end -}}

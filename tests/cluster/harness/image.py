@@ -5,6 +5,9 @@ is where its loader looks for them.
 
   cluster.py image --out FILE.tar --name localhost/web:test --entrypoint '["/bin/web"]'
         [--python] [--shell] [--program PATH[:AS]] [--file PATH:AS] [--tree FOLDER:AS] [--link TARGET:AS] [--env NAME=VALUE] [--user UID]
+        [--label NAME=VALUE]
+  cluster.py image --out FILE.tar --name localhost/web:next --like FILE.tar [--label NAME=VALUE]
+        the image of an archive as `docker save` writes it, with further labels, which make it another one
 """
 
 import hashlib
@@ -100,7 +103,7 @@ class Image:
         return buffer.getvalue()
 
     def write(self, out, name, config):
-        """Writes the archive, whole or not at all."""
+        """Writes the archive."""
         machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
         layer = self.layer()
         settings = {
@@ -118,19 +121,36 @@ class Image:
         entry["annotations"] = {
             "io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rsplit(":", 1)[-1],
         }
-        files = {
+        write_archive(out, {
             "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
             "index.json": json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode(),
             **{f"blobs/sha256/{digest(blob)[7:]}": blob for blob in blobs},
-        }
-        out.parent.mkdir(parents=True, exist_ok=True)
-        new = out.with_name(f".{out.name}.{os.getpid()}")
-        with tarfile.open(new, "w") as tar:
-            for path, content in files.items():
-                info = tarfile.TarInfo(path)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-        new.rename(out)
+        })
+
+
+def write_like(archive, out, name, labels):
+    """Writes the image of an archive as `docker save` writes it again, with further labels."""
+    with tarfile.open(archive) as tar:
+        read = lambda path: tar.extractfile(path).read()
+        (about,) = json.loads(read("manifest.json"))
+        settings = json.loads(read(about["Config"]))
+        settings["config"]["Labels"] = {**(settings["config"].get("Labels") or {}), **labels}
+        config = json.dumps(settings).encode()
+        about = {"Config": f"{digest(config)[7:]}.json", "RepoTags": [name], "Layers": about["Layers"]}
+        files = {about["Config"]: config, **{path: read(path) for path in about["Layers"]}}
+    write_archive(out, {**files, "manifest.json": json.dumps([about]).encode()})
+
+
+def write_archive(out, files):
+    """Writes an archive of these files, whole or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    new = out.with_name(f".{out.name}.{os.getpid()}")
+    with tarfile.open(new, "w") as tar:
+        for path, content in files.items():
+            info = tarfile.TarInfo(path)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    new.rename(out)
 
 
 def digest(blob):
@@ -191,12 +211,16 @@ def add_arguments(parser):
     parser.add_argument("--user", default="")
     parser.add_argument("--python", action="store_true", help="this machine's Python")
     parser.add_argument("--shell", action="store_true", help="BusyBox")
-    for repeated in ("program", "file", "tree", "link", "env"):
+    parser.add_argument("--like", type=Path, help="an archive")
+    for repeated in ("program", "file", "tree", "link", "env", "label"):
         parser.add_argument(f"--{repeated}", action="append", default=[])
 
 
 def main(chosen):
     """Makes an image as the command line says."""
+    labels = dict(label.split("=", 1) for label in chosen.label)
+    if chosen.like:
+        return write_like(chosen.like, chosen.out, chosen.name, labels)
     made = Image()
     for what in chosen.program:
         source, _, path = what.partition(":")
@@ -212,4 +236,4 @@ def main(chosen):
     if chosen.python:
         add_python(made)
     env = chosen.env or ["PATH=/usr/local/bin:/usr/bin:/bin"]
-    made.write(chosen.out, chosen.name, {"Entrypoint": chosen.entrypoint, "Env": env, "User": chosen.user})
+    made.write(chosen.out, chosen.name, {"Entrypoint": chosen.entrypoint, "Env": env, "User": chosen.user, "Labels": labels})

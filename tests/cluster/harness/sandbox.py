@@ -11,6 +11,7 @@ somebody passes on what comes to the apiserver. It lets people and tests in, and
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -30,6 +31,8 @@ NEEDED = ["containerd", "ctr", "runc", "nft", "ip", "unshare", "nsenter", "mount
 CNI_FOLDERS = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"]
 # How long the kernel may take to end everything.
 END_SECONDS = 60
+# How long a port is waited for that is not free yet.
+DOOR_SECONDS = 15
 
 
 def why_not():
@@ -49,14 +52,17 @@ def why_not():
         capture_output=True, text=True, check=False, env={**os.environ, "PATH": search_path()},
     )
     if tried.returncode != 0:
-        return f"namespaces cannot be made: {tried.stderr.strip().splitlines()[-1:] or tried.returncode}"
+        said = tried.stderr.strip().splitlines() or [f"unshare ended with {tried.returncode}"]
+        return f"namespaces cannot be made: {said[-1]}"
     name = f"{PREFIX}0-{os.getpid()}"
-    try:
-        make_cgroups(name)
-    except OSError as error:
-        return f"cgroups cannot be made: {error}"
-    finally:
-        remove_cgroups(name)
+    # Nobody is in these: whoever starts a cluster meanwhile would take them for forgotten ones.
+    with locked("cgroups"):
+        try:
+            make_cgroups(name)
+        except OSError as error:
+            return f"cgroups cannot be made: {error}"
+        finally:
+            remove_cgroups(name)
     return None
 
 
@@ -79,8 +85,12 @@ def run_up(chosen, here, say):
     name = f"{PREFIX}{chosen.port}"
     # Its predecessor on the same port may still be ending.
     with locked(name), door(chosen.port) as listener:
+        # What a predecessor that was killed left, as soon as the kernel has ended all of it.
+        remove_cgroups(name)
         for told in ("init.pid", "ready.json"):
             (chosen.dir / told).unlink(missing_ok=True)
+        for made in ("data", "identity"):
+            shutil.rmtree(chosen.dir / made, ignore_errors=True)
         sandbox = None
         try:
             with locked("cgroups"):
@@ -101,15 +111,15 @@ def run_up(chosen, here, say):
 
 def door(port):
     """A socket that listens on this machine's loopback."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-    except OSError as error:
-        listener.close()
-        raise Failed(f"Port {port} cannot be used: {error}") from error
-    listener.listen(128)
-    return listener
+    deadline = time.monotonic() + DOOR_SECONDS
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", port), backlog=128)
+        except OSError as error:
+            # Of a cluster that was killed somebody inside may have the old one for a moment longer.
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise Failed(f"Port {port} cannot be used: {error}") from error
+            time.sleep(0.05)
 
 
 def start(chosen, here, name, listener):
@@ -178,9 +188,10 @@ def members(name):
     """The processes in the cgroups of a cluster."""
     found = set()
     for hierarchy in hierarchies():
-        for group in (hierarchy / name).rglob("cgroup.procs"):
+        # Groups of pods come and go while we look, which `os.walk` takes as it comes.
+        for folder, _, _ in os.walk(hierarchy / name):
             with contextlib.suppress(OSError):
-                found.update(group.read_text().split())
+                found.update(Path(folder, "cgroup.procs").read_text().split())
     return found
 
 

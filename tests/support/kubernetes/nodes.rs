@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Deserialize;
 
-use super::{Kubernetes, harness};
+use super::{Kubernetes, OWN_CLUSTER, harness};
 
 /// Joins the control group of a process and takes memory until that is killed; itself, the kernel spares.
 const GLUTTON: &str = r#"
@@ -21,6 +21,9 @@ taken = []
 while os.path.exists(f"/proc/{pid}") and len(taken) < 4096:
     taken.append(b"x" * (256 << 10))
 "#;
+
+/// Says that pods could run here a moment ago, so that it is a failure when they cannot.
+pub const NODES_REQUIRED: &str = "WINDLASS_TEST_REQUIRE_NODES";
 
 /// A node of a cluster of ours.
 #[derive(Debug, Deserialize)]
@@ -37,16 +40,38 @@ pub(super) struct Node {
 }
 
 /// Whether pods can run on this machine; where they cannot, one sentence says why.
+///
+/// # Panics
+///
+/// If they cannot and [`NODES_REQUIRED`] is set.
 pub(super) fn can_run() -> bool {
     let check = Command::new(harness("cluster.py")).arg("check").output().expect("cluster.py starts");
     let said = String::from_utf8_lossy(&check.stdout);
-    // Past the capture of the test harness, which shows nothing of a test that passes.
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes());
+    say(&said);
     assert!(matches!(check.status.code(), Some(0 | 3)), "{check:?}");
+    let required = std::env::var_os(NODES_REQUIRED).is_some_and(|value| !value.is_empty());
+    assert!(check.status.success() || !required, "{NODES_REQUIRED} is set, and yet: {said}");
     check.status.success()
 }
 
+/// Prints past the capture of the test harness, which shows nothing of a test that passes.
+fn say(text: &str) {
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+}
+
 impl Kubernetes {
+    /// The shared cluster with nodes, for tests that kill, cut off or take what only a cluster of ours may lose. On
+    /// somebody's own they are left out, which is then said.
+    pub async fn our_nodes() -> Option<&'static Self> {
+        let shared = Self::nodes().await?;
+        if shared.is_ours() {
+            return Some(shared);
+        }
+        let test = std::thread::current().name().unwrap_or("a test").to_owned();
+        say(&format!("{test} is left out: it does what a cluster of somebody's own ({OWN_CLUSTER}) is spared.\n"));
+        None
+    }
+
     /// Whether this cluster is ours, so that nodes can be cut off and entered.
     pub fn is_ours(&self) -> bool {
         self.keeper.is_some()
