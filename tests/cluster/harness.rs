@@ -127,7 +127,10 @@ with tempfile.TemporaryDirectory() as folder:
     os.makedirs(f"{folder}/windlass-1/cluster")
     pathlib.Path(folder, "windlass-1/cluster/cgroup.procs").write_text("1 2")
     scan, os.scandir = os.scandir, vanishing
-    found, os.scandir = sandbox.members("windlass-1"), scan
+    try:
+        found = sandbox.members("windlass-1")
+    finally:
+        os.scandir = scan
     assert found == {"1", "2"}, found
 "#,
     );
