@@ -40,6 +40,7 @@ const MOVES: Part = Part::Module("moves", &[lua!("moves")]);
 const INTAKE: Part = Part::Module("intake", &[lua!("group"), lua!("streams"), lua!("create"), lua!("intake")]);
 const DUE: Part = Part::Module("due", &[lua!("due")]);
 const RECOVERY: Part = Part::Module("recovery", &[lua!("recovery")]);
+const LEASES: Part = Part::Module("leases", &[lua!("group"), lua!("streams"), lua!("leases")]);
 const FAILING: Part = Part::Module("failing", &[lua!("failing")]);
 
 impl Part {
@@ -87,7 +88,7 @@ scripts! {
     enqueue: [HEAD, TOKEN, LANES, PLACES, BELLS, CREATE];
     claim: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING];
     settle: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING, FAILING];
-    extend: [HEAD, TOKEN, LANES];
+    extend: [HEAD, TOKEN, LANES, LEASES];
     report_progress: [HEAD];
     begin_effect: [HEAD];
     end_effect: [HEAD];
