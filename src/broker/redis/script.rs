@@ -171,15 +171,16 @@ impl Call<'_> {
         link.call(&self.command).await
     }
 
-    /// Runs it and asks in the same breath how many replicas have it.
+    /// Runs it, and then asks on the same connection how many replicas have it. Not in one breath: a server without the
+    /// script would wait for replicas before it says so.
     pub(super) async fn run_replicated(&self, link: &Link, wait: &Cmd) -> Result<(Value, Value), Fault> {
         for _ in 0..MOST_LOADS {
-            match link.call_both(&self.command, wait).await {
+            match link.call_in_turn(&self.command, wait).await {
                 Err(fault) if fault.no_script => self.load(link).await?,
                 answer => return answer,
             }
         }
-        link.call_both(&self.command, wait).await
+        link.call_in_turn(&self.command, wait).await
     }
 
     async fn load(&self, link: &Link) -> Result<(), Fault> {
