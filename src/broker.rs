@@ -1033,7 +1033,7 @@ pub trait Broker: Send + Sync {
     async fn retain(&self, cursor: RetainCursor, limit: usize) -> Result<Retained>;
 
     /// Checks that every live task is where its state says, repairs what is
-    /// not, and clears away what dead workers left.
+    /// not, and clears away what dead workers left and lanes that hold nothing.
     async fn sweep(&self, cursor: SweepCursor) -> Result<Swept>;
 
     /// Adds a worker to the registry. It takes the place of the one that ran

@@ -8,15 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::load::{LedBy, Load, hasty_policy};
-use support::servers::{Cluster, Flavor, Sentinel, Server, key_slot};
+use support::servers::{Cluster, Flavor, Sentinel, Server, Wait, key_slot};
 use support::{fresh_queue, owner};
 use windlass::NewTask;
 use windlass::broker::redis::{RedisBroker, RedisOptions, ReplicaAck};
-use windlass::broker::session::Session;
-use windlass::broker::{Broker, BrokerError, Cancelled, ErrorClass, Extended, Outcome, Settled, Settlement};
-use windlass::protocol::backoff::Dice;
+use windlass::broker::{Broker, BrokerError, ErrorClass};
 use windlass::protocol::keys::Keys;
-use windlass::protocol::names::{Capabilities, WorkerId};
 use windlass::protocol::policy::Policy;
 
 /// A load on the queue with these keys at that Redis.
@@ -35,21 +32,19 @@ async fn provisioned(keys: &Keys, options: &RedisOptions, policy: &Policy) -> Re
 /// Closes: "NOSCRIPT", "blocked read dead after failover" (bullmq#648, celery#8030).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_acknowledged_is_lost_when_redis_with_an_aof_is_killed() {
-    let server = Arc::new(Server::builder(Flavor::Redis70).aof_always().start().await);
+    let server = Server::builder(Flavor::Redis70).aof_always().start().await;
     let (keys, options) = (Keys::new(&fresh_queue()), RedisOptions::new(server.url()));
     let broker = provisioned(&keys, &options, &hasty_policy()).await;
-    let killer = tokio::spawn({
-        let server = server.clone();
-        async move {
-            for _ in 0..4 {
-                tokio::time::sleep(Duration::from_millis(fastrand::u64(500..1500))).await;
-                server.kill9();
-                server.restart().await;
-            }
+    let kills = async {
+        for _ in 0..4 {
+            progress(&broker).await;
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(0..1000))).await;
+            server.kill9();
+            server.restart().await;
         }
-    });
-    let account = load(15_000, &keys, &options).run().await;
-    killer.await.expect("Redis starts again each time");
+        progress(&broker).await;
+    };
+    let account = load(15_000, &keys, &options).run_beside(kills).await;
     account.check(&broker).await;
     println!(
         "4 kills: {} tasks, {} answers lost, {} workers died",
@@ -64,7 +59,7 @@ async fn nothing_acknowledged_is_lost_when_redis_with_an_aof_is_killed() {
 /// settles do not wait. Closes: redis#6062.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_replica_confirmed_survives_a_sentinel_failover() {
-    let sentinel = Arc::new(Sentinel::start().await);
+    let sentinel = Sentinel::start().await;
     let hosts: Vec<String> = sentinel.sentinel_urls().iter().map(|url| host_of(url)).collect();
     let options = RedisOptions {
         response_timeout: Duration::from_secs(3),
@@ -79,17 +74,14 @@ async fn what_a_replica_confirmed_survives_a_sentinel_failover() {
         ..hasty_policy()
     };
     let broker = provisioned(&keys, &options, &policy).await;
-    let killer = tokio::spawn({
-        let sentinel = sentinel.clone();
-        async move {
-            tokio::time::sleep(Duration::from_millis(700)).await;
-            sentinel.kill_master().await;
-            sentinel.wait_for_new_master().await;
-            sentinel.revive().await;
-        }
-    });
-    let account = load(10_000, &keys, &options).run().await;
-    killer.await.expect("another master is chosen");
+    let failover = async {
+        progress(&broker).await;
+        sentinel.kill_master().await;
+        sentinel.wait_for_new_master().await;
+        progress(&broker).await;
+        sentinel.revive().await;
+    };
+    let account = load(10_000, &keys, &options).run_beside(failover).await;
     account.check_nothing_lost(&broker).await;
     let finals = account.events.iter().filter(|event| event.to.is_final()).count();
     let again = finals.saturating_sub(account.accepted.len());
@@ -104,24 +96,21 @@ fn host_of(url: &str) -> String {
 /// Closes: "a queue split in two while its slot moves", CROSSSLOT (bullmq#2589, sidekiq#6112).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_moves_back_and_forth_under_load_loses_nothing_and_splits_nothing() {
-    let cluster = Arc::new(Cluster::start(Flavor::Redis70, 3).await);
+    let cluster = Cluster::start(Flavor::Redis70, 3).await;
     let hosts: Vec<String> = cluster.urls().iter().map(|url| host_of(url)).collect();
     let options = RedisOptions::new(format!("redis+cluster://{}", hosts.join(",")));
     let keys = Keys::new(&fresh_queue());
     let broker = provisioned(&keys, &options, &hasty_policy()).await;
     let slot = key_slot(keys.policy());
-    let mover = tokio::spawn({
-        let cluster = cluster.clone();
-        async move {
-            for _ in 0..6 {
-                tokio::time::sleep(Duration::from_millis(400)).await;
-                let from = cluster.node_of(slot).await;
-                cluster.migrate_slot(slot, from, (from + 1) % 3, Duration::from_millis(20)).await;
-            }
+    let moves = async {
+        for _ in 0..6 {
+            progress(&broker).await;
+            let from = cluster.node_of(slot).await;
+            cluster.migrate_slot(slot, from, (from + 1) % 3, Duration::from_millis(20)).await;
         }
-    });
-    let account = load(10_000, &keys, &options).run().await;
-    mover.await.expect("the slot moves");
+        progress(&broker).await;
+    };
+    let account = load(10_000, &keys, &options).run_beside(moves).await;
     account.check(&broker).await;
     let mut homes = 0;
     for node in cluster.nodes() {
@@ -136,81 +125,54 @@ async fn a_slot_that_moves_back_and_forth_under_load_loses_nothing_and_splits_no
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_redis_refuses_new_tasks_and_drains_what_it_has() {
     for flavor in Flavor::ALL {
-        let server = Server::builder(flavor).maxmemory("40mb", "noeviction").start().await;
+        let server = Server::builder(flavor).maxmemory("8mb", "noeviction").start().await;
         let (keys, options) = (Keys::new(&fresh_queue()), RedisOptions::new(server.url()));
-        let broker = Arc::new(provisioned(&keys, &options, &hasty_policy()).await);
-        let accepted = fill(&broker).await;
-        assert!(accepted > 1000, "{accepted} tasks fit");
-        let finished = drain(&broker).await;
-        assert_eq!(finished, accepted, "{flavor:?}: everything that was accepted is done");
-        println!("{flavor:?}: {accepted} tasks accepted, then refused; all drained while memory was full");
-        let _ = server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
-        broker
-            .enqueue(&[NewTask::new("send".parse().expect("valid"), serde_json::json!(1))])
-            .await
-            .expect("room again");
+        let broker = provisioned(&keys, &options, &hasty_policy()).await;
+        let beside = provisioned(&Keys::new(&fresh_queue()), &options, &Policy::default()).await;
+        let drained_while_full = async {
+            let mut wait = Wait::new("all that was accepted to be done, and memory to be full all the same");
+            loop {
+                let counts = broker.counts().await.expect("reading is allowed");
+                let live = counts.backlog + counts.running + counts.delayed + counts.retrying + counts.dlq_pending;
+                if live == 0 && counts.finished > 1000 && is_full(&beside).await {
+                    println!("{flavor:?}: {} tasks done while memory was full", counts.finished);
+                    break;
+                }
+                wait.again(format!("{counts:?}")).await;
+            }
+            server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        };
+        let load = Load { producers: 4, ..load(25_000, &keys, &options) };
+        let account = load.run_beside(drained_while_full).await;
+        assert!(account.refusals > 0, "{flavor:?}");
+        account.check(&broker).await;
     }
 }
 
-/// Enqueues until memory is full; returns how many were accepted.
-async fn fill(broker: &RedisBroker) -> u64 {
-    let mut accepted = 0;
+/// Whether a queue takes no task for lack of memory.
+async fn is_full(broker: &RedisBroker) -> bool {
+    match broker.enqueue(&[NewTask::new("send".parse().expect("valid"), serde_json::json!(1))]).await {
+        Ok(_) => false,
+        Err(error) => {
+            assert!(matches!(error, BrokerError::OutOfMemory(_)), "{error}");
+            assert!(error.to_string().contains("raise maxmemory"), "{error}");
+            true
+        }
+    }
+}
+
+/// Waits until more is done than was before: the load runs, whatever was done to it.
+async fn progress(broker: &RedisBroker) {
+    let (mut wait, mut before) = (Wait::new("the work to go on"), None);
     loop {
-        let body = "x".repeat(500);
-        let tasks: Vec<_> =
-            (0..50).map(|_| NewTask::new("send".parse().expect("valid"), serde_json::json!(body))).collect();
-        match broker.enqueue(&tasks).await {
-            Ok(taken) => accepted += taken.len() as u64,
-            Err(error) => {
-                assert!(matches!(error, BrokerError::OutOfMemory(_)), "{error}");
-                assert_eq!(error.class(), ErrorClass::Transient);
-                assert!(error.to_string().contains("raise maxmemory"), "{error}");
-                let counts = broker.counts().await.expect("reading is allowed");
-                assert_eq!(counts.backlog, accepted, "a refused batch leaves nothing behind");
-                return accepted;
+        match (broker.counts().await, before) {
+            (Ok(counts), None) => before = Some(counts.finished),
+            (Ok(counts), Some(before)) if counts.finished > before => return,
+            (Ok(counts), Some(_)) => wait.again(format!("{counts:?}")).await,
+            (Err(error), _) => {
+                assert_eq!(error.class(), ErrorClass::Transient, "{error}");
+                wait.again(error).await;
             }
         }
     }
-}
-
-/// Works through everything, with every operation that a worker or a leader needs.
-async fn drain(broker: &Arc<RedisBroker>) -> u64 {
-    let worker = WorkerId::new("w").expect("valid");
-    let mut session = Session::new(broker.clone(), worker.clone(), Capabilities::any());
-    let mut tasks = session.claim(100).await.expect("claims go on");
-    let leases = [tasks[0].lease.clone()];
-    assert_eq!(broker.extend(&worker, &leases).await.expect("renewals go on"), [Extended::Renewed]);
-    let cancelled = broker.cancel(&tasks[0].lease.task, "not needed").await.expect("cancelling goes on");
-    assert!(matches!(cancelled, Cancelled::Done { .. }));
-    let mut first = true;
-    while !tasks.is_empty() {
-        let end = |(n, task): (usize, &windlass::broker::ClaimedTask)| {
-            let outcome = match (first, n) {
-                (true, 1) => Outcome::Failure { error: "once".into(), code: "test".into() },
-                (true, 2) => Outcome::Permanent { error: "never".into(), code: "test".into() },
-                _ => Outcome::Success { result: None },
-            };
-            Settlement { lease: task.lease.clone(), outcome, dice: Dice(0) }
-        };
-        let settlements: Vec<_> = tasks.iter().enumerate().map(end).collect();
-        let reply = session.settle(&settlements, 100).await.expect("settles go on");
-        let expected = |n: usize, answer: &Settled| match (first, n) {
-            (true, 0) => matches!(answer, Settled::Cancelled),
-            (true, 1) => matches!(answer, Settled::Retrying { .. }),
-            (true, 2) => matches!(answer, Settled::Dead),
-            _ => matches!(answer, Settled::Succeeded),
-        };
-        assert!(reply.settled.iter().enumerate().all(|(n, answer)| expected(n, answer)), "{:?}", reply.settled);
-        tasks = reply.next.expect("claims go on");
-        first = false;
-        if tasks.is_empty() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            broker.promote(100).await.expect("promotion goes on");
-            tasks = session.claim(100).await.expect("claims go on");
-        }
-        for letter in broker.pending_dead_letters(10).await.expect("reading is allowed") {
-            broker.record_dead_letter(&letter.id).await.expect("dead letters are recorded");
-        }
-    }
-    broker.counts().await.expect("reading is allowed").finished
 }

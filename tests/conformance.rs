@@ -14,6 +14,7 @@ mod conformance {
     #[macro_use]
     mod fixture;
 
+    mod acceptance;
     mod adopted;
     mod bounds;
     mod cancel;
@@ -29,7 +30,6 @@ mod conformance {
     mod raw;
     mod recovery;
     mod retention;
-    mod seeds;
     mod sweep;
     mod time;
     mod versions;

@@ -2,10 +2,10 @@
 
 mod support;
 
-use support::servers::{Flavor, Server};
+use support::servers::{Cluster, Flavor, Sentinel, Server, key_slot};
 use support::{fresh_queue, owner, queue_at};
 use windlass::NewTask;
-use windlass::broker::redis::{RedisBroker, RedisOptions};
+use windlass::broker::redis::{Redis, RedisBroker, RedisOptions};
 use windlass::broker::{Broker, BrokerError};
 use windlass::protocol::keys::Keys;
 use windlass::protocol::policy::Policy;
@@ -55,4 +55,79 @@ async fn another_database_of_a_server_is_another_place() {
     broker.enqueue(&[task()]).await.expect("accepted");
     let keys: u64 = server.query(&["DBSIZE"]).await;
     assert_eq!(keys, 0, "database 0 holds nothing");
+}
+
+/// A server that takes connections and never says a word, as one does that hangs; packets that are dropped look alike.
+struct Mute(tokio::net::TcpListener);
+
+impl Mute {
+    async fn listen() -> Self {
+        Self(tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port"))
+    }
+
+    fn host(&self) -> String {
+        self.0.local_addr().expect("it is bound").to_string()
+    }
+}
+
+/// Host and port of each URL.
+fn hosts(urls: &[String]) -> Vec<String> {
+    urls.iter().map(|url| url.replace("redis://", "")).collect()
+}
+
+#[tokio::test]
+async fn a_cluster_is_found_behind_nodes_that_are_silent() {
+    let cluster = Cluster::start(Flavor::Redis70, 3).await;
+    let mute = [Mute::listen().await, Mute::listen().await, Mute::listen().await];
+    let mut seeds: Vec<String> = mute.iter().map(Mute::host).collect();
+    seeds.extend(hosts(&cluster.urls()));
+    let options = RedisOptions::new(format!("redis+cluster://{}", seeds.join(",")));
+    let (mut keys, mut home) = (Keys::new(&fresh_queue()), 0);
+    while home == 0 {
+        keys = Keys::new(&fresh_queue());
+        home = cluster.node_of(key_slot(keys.policy())).await;
+    }
+    let broker = RedisBroker::new(keys.clone(), options.clone()).expect("usable options");
+    broker.provision(&owner(), &Policy::default()).await.expect("the queue's node is found");
+    let queues = Redis::new(options.clone()).expect("usable options").queues().await.expect("all masters are found");
+    assert_eq!(queues.len(), 1);
+
+    cluster.nodes()[0].freeze().await;
+    let later = RedisBroker::new(keys, options).expect("usable options");
+    later.enqueue(&[task()]).await.expect("a node that hangs hides no other");
+}
+
+#[tokio::test]
+async fn a_master_is_found_behind_sentinels_that_are_silent() {
+    let sentinel = Sentinel::start().await;
+    let mute = [Mute::listen().await, Mute::listen().await];
+    let mut seeds: Vec<String> = mute.iter().map(Mute::host).collect();
+    seeds.extend(hosts(&sentinel.sentinel_urls()));
+    sentinel.sentinels()[0].freeze().await;
+    let url = format!("redis+sentinel://{}/{}", seeds.join(","), sentinel.master_name());
+    let broker = queue_at(&url, &Policy::default()).await;
+    broker.enqueue(&[task()]).await.expect("accepted");
+    let mut sleeper = broker.sleeper(&Default::default()).await.expect("a bed");
+    let mode = windlass::protocol::policy::Mode::Running;
+    sleeper.sleep(mode, std::time::Duration::from_millis(20)).await.expect("blocking reads find it, too");
+}
+
+#[tokio::test]
+async fn sentinels_without_a_password_know_a_master_that_has_one() {
+    let sentinel = Sentinel::start().await;
+    for node in sentinel.nodes() {
+        node.command(&["CONFIG", "SET", "masterauth", "open sesame"]).await;
+    }
+    for one in sentinel.sentinels() {
+        one.command(&["SENTINEL", "SET", sentinel.master_name(), "auth-pass", "open sesame"]).await;
+    }
+    for node in sentinel.nodes() {
+        node.command(&["CONFIG", "SET", "requirepass", "open sesame"]).await;
+    }
+    let (hosts, master) = (hosts(&sentinel.sentinel_urls()).join(","), sentinel.master_name());
+    let broker = queue_at(&format!("redis+sentinel://:open%20sesame@{hosts}/{master}"), &Policy::default()).await;
+    broker.enqueue(&[task()]).await.expect("accepted");
+    let stranger = RedisOptions::new(format!("redis+sentinel://:hunter2@{hosts}/{master}"));
+    let error = RedisBroker::new(Keys::new(&fresh_queue()), stranger).expect("usable options").counts().await;
+    assert!(matches!(error, Err(BrokerError::Denied(_))), "{error:?}");
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use support::queue_at;
 use support::servers::{Flavor, Server};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use windlass::NewTask;
 use windlass::broker::redis::RedisBroker;
@@ -129,10 +130,18 @@ async fn delayed(broker: &RedisBroker, count: usize) -> u64 {
     count as u64
 }
 
+/// Workers and the leader go on until the test ends: what one of them found wrong, the test did.
+fn nobody_ended(staff: &mut JoinSet<()>) {
+    if let Some(ended) = staff.try_join_next() {
+        panic!("a worker or the leader ended: {ended:?}");
+    }
+}
+
 /// Waits until so many are done; a stall shows what lies there while everybody sleeps.
-async fn all_done(hall: &Hall, expected: u64) {
+async fn all_done(hall: &Hall, staff: &mut JoinSet<()>, expected: u64) {
     let (mut last, mut since) = (0, Instant::now());
     loop {
+        nobody_ended(staff);
         let done = hall.done.load(Ordering::Relaxed);
         if done >= expected {
             assert_eq!(done, expected, "each task is done once");
@@ -148,10 +157,10 @@ async fn all_done(hall: &Hall, expected: u64) {
     }
 }
 
-async fn start(server: &Server, workers: usize) -> (Arc<Hall>, Vec<tokio::task::JoinHandle<()>>) {
-    let broker = queue_at(&server.url(), &Policy::default()).await;
+/// Workers, each of the class that `class` names by number.
+async fn start(server: &Server, workers: usize, class: fn(usize) -> Capabilities) -> (Arc<Hall>, JoinSet<()>) {
     let hall = Arc::new(Hall {
-        broker: broker.clone(),
+        broker: queue_at(&server.url(), &Policy::default()).await,
         done: AtomicU64::new(0),
         rings: AtomicU64::new(0),
         useless: AtomicU64::new(0),
@@ -159,9 +168,13 @@ async fn start(server: &Server, workers: usize) -> (Arc<Hall>, Vec<tokio::task::
         killing: AtomicBool::new(false),
         by_type: Mutex::default(),
     });
-    let class = |number: usize| classes()[number % 3].clone();
-    let handles = (0..workers).map(|n| tokio::spawn(worker(hall.clone(), class(n), n))).collect();
-    (hall, handles)
+    let staff = (0..workers).map(|number| worker(hall.clone(), class(number), number)).collect();
+    (hall, staff)
+}
+
+/// One of the three classes.
+fn one_of_three(number: usize) -> Capabilities {
+    classes()[number % 3].clone()
 }
 
 fn report(hall: &Hall, what: &str) {
@@ -176,7 +189,7 @@ fn report(hall: &Hall, what: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bursts_pauses_and_raw_entries_never_leave_a_task_with_a_capable_worker_asleep() {
     let server = Server::start(Flavor::Redis70).await;
-    let (hall, workers) = start(&server, 50).await;
+    let (hall, mut staff) = start(&server, 50, one_of_three).await;
     let mut expected = 0;
     for round in 0..300 {
         expected += match fastrand::u8(..6) {
@@ -193,14 +206,12 @@ async fn bursts_pauses_and_raw_entries_never_leave_a_task_with_a_capable_worker_
             }
         };
         if round % 3 == 0 {
-            all_done(&hall, expected).await;
+            all_done(&hall, &mut staff, expected).await;
         }
     }
-    all_done(&hall, expected).await;
+    all_done(&hall, &mut staff, expected).await;
     report(&hall, "bursts");
-    for worker in workers {
-        worker.abort();
-    }
+    nobody_ended(&mut staff);
 }
 
 /// Workers die just after they were woken, and tasks become due: the leader's
@@ -208,8 +219,8 @@ async fn bursts_pauses_and_raw_entries_never_leave_a_task_with_a_capable_worker_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_dies_just_after_it_was_woken_stalls_nobody() {
     let server = Server::start(Flavor::Redis70).await;
-    let (hall, workers) = start(&server, 50).await;
-    let leader = tokio::spawn(leader(hall.broker.clone()));
+    let (hall, mut staff) = start(&server, 50, one_of_three).await;
+    staff.spawn(leader(hall.broker.clone()));
     hall.killing.store(true, Ordering::Relaxed);
     let mut expected = 0;
     for round in 0..150 {
@@ -220,44 +231,31 @@ async fn a_worker_that_dies_just_after_it_was_woken_stalls_nobody() {
             _ => delayed(&hall.broker, fastrand::usize(1..10)).await,
         };
         if round % 5 == 0 {
-            all_done(&hall, expected).await;
+            all_done(&hall, &mut staff, expected).await;
         }
     }
-    all_done(&hall, expected).await;
+    all_done(&hall, &mut staff, expected).await;
     report(&hall, "deaths");
     println!("{} workers were killed just after being woken", hall.killed.load(Ordering::Relaxed));
     assert!(hall.killed.load(Ordering::Relaxed) > 0);
-    leader.abort();
-    for worker in workers {
-        worker.abort();
-    }
+    nobody_ended(&mut staff);
 }
 
 /// One task wakes one worker, not a crowd; and while nothing happens, nobody asks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_task_wakes_no_crowd_and_idle_workers_send_nothing() {
     let server = Server::start(Flavor::Redis70).await;
-    let broker = queue_at(&server.url(), &Policy::default()).await;
-    let hall = Arc::new(Hall {
-        broker: broker.clone(),
-        done: AtomicU64::new(0),
-        rings: AtomicU64::new(0),
-        useless: AtomicU64::new(0),
-        killed: AtomicU64::new(0),
-        killing: AtomicBool::new(false),
-        by_type: Mutex::default(),
-    });
-    let workers: Vec<_> = (0..50).map(|n| tokio::spawn(worker(hall.clone(), Capabilities::any(), n))).collect();
-    all_asleep(&server, 50).await;
+    let (hall, mut staff) = start(&server, 50, |_| Capabilities::any()).await;
+    all_asleep(&server, &mut staff).await;
     hall.rings.store(0, Ordering::Relaxed);
     let mut expected = 0;
     for round in 0..20 {
         expected += match round % 2 {
-            0 => typed(&broker, "send", 1).await,
-            _ => raw(&server, &broker, "send", 1).await,
+            0 => typed(&hall.broker, "send", 1).await,
+            _ => raw(&server, &hall.broker, "send", 1).await,
         };
-        all_done(&hall, expected).await;
-        all_asleep(&server, 50).await;
+        all_done(&hall, &mut staff, expected).await;
+        all_asleep(&server, &mut staff).await;
     }
     report(&hall, "one at a time");
     let rings = hall.rings.load(Ordering::Relaxed);
@@ -267,16 +265,15 @@ async fn one_task_wakes_no_crowd_and_idle_workers_send_nothing() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let after: u64 = server.info("stats").await["total_commands_processed"].parse().expect("a number");
     assert!(after - before <= 5, "idle workers sent {} commands", after - before);
-    for worker in workers {
-        worker.abort();
-    }
+    nobody_ended(&mut staff);
 }
 
-async fn all_asleep(server: &Server, count: u64) {
+async fn all_asleep(server: &Server, staff: &mut JoinSet<()>) {
     let mut wait = support::servers::Wait::new("all workers to sleep");
     loop {
+        nobody_ended(staff);
         let blocked: u64 = server.info("clients").await["blocked_clients"].parse().expect("a number");
-        if blocked == count {
+        if blocked == staff.len() as u64 {
             return;
         }
         wait.again(format!("{blocked} blocked")).await;

@@ -92,7 +92,17 @@ impl Redis {
             None => Arc::new(self.link(keys.policy())),
         };
         let (endpoint, options) = (self.endpoint.clone(), self.options.clone());
-        Ok(RedisBroker { keys, endpoint, options, link, clock, gather: Arc::default() })
+        let confirmed = options.replicas.map(|ack| Confirmed {
+            link: Link::new(
+                endpoint.clone(),
+                keys.policy(),
+                &options,
+                options.response_timeout.saturating_add(ack.timeout),
+            ),
+            ack,
+            turn: tokio::sync::Mutex::default(),
+        });
+        Ok(RedisBroker { keys, endpoint, options, link, confirmed, clock, gather: Arc::default() })
     }
 
     /// What the scripts of all queues on it tell their leader.
@@ -117,8 +127,19 @@ pub struct RedisBroker {
     endpoint: Arc<Endpoint>,
     options: Arc<RedisOptions>,
     link: Arc<Link>,
+    /// Where enqueues wait for replicas.
+    confirmed: Option<Confirmed>,
     clock: Clock,
     gather: Arc<Gather>,
+}
+
+/// How an enqueue waits for replicas: on a connection of its own, because all that is sent behind a WAIT on the same
+/// one, heartbeats for instance, waits with it.
+struct Confirmed {
+    link: Link,
+    ack: ReplicaAck,
+    /// One at a time: an answer is due from when its command can run.
+    turn: tokio::sync::Mutex<()>,
 }
 
 /// What reclaiming needs to know of a server.
@@ -304,19 +325,22 @@ impl RedisBroker {
                 .push(token::encode_extras(&task.extras))
                 .push(traits);
         }
-        let answer = match self.options.replicas {
+        let answer = match &self.confirmed {
             None => self.run(call).await?,
-            Some(ack) => self.run_confirmed(call, ack).await?,
+            Some(confirmed) => self.run_confirmed(call, confirmed).await?,
         };
         list(answer).map_err(|m| m.during("enqueue"))
     }
 
     /// Runs a call and waits until replicas have it.
-    async fn run_confirmed(&self, call: Call<'_>, ack: ReplicaAck) -> Result<Value> {
+    async fn run_confirmed(&self, call: Call<'_>, Confirmed { link, ack, turn }: &Confirmed) -> Result<Value> {
         let mut wait = redis::cmd("WAIT");
-        wait.arg(ack.count).arg(ack.timeout.as_millis() as u64);
-        let (answer, confirmed) =
-            call.run_replicated(&self.link, &wait).await.map_err(|fault| self.name_queue(fault))?;
+        // Redis takes 0 for "as long as it takes".
+        wait.arg(ack.count).arg(ack.timeout.as_millis().max(1) as u64);
+        let turn = turn.lock().await;
+        let replicated = call.run_replicated(link, &wait).await;
+        drop(turn);
+        let (answer, confirmed) = replicated.map_err(|fault| self.name_queue(fault))?;
         let confirmed = number(confirmed).map_err(|m| m.during("WAIT"))?;
         if confirmed < u64::from(ack.count) {
             return Err(BrokerError::NotReplicated { confirmed, wanted: ack.count.into() });

@@ -211,8 +211,19 @@ async fn a_time_in_the_past_is_now() {
     assert_eq!(queue.claim(10).await.len(), 4);
 }
 
+/// Arrays in each other, as many as half the bytes.
+const fn nested<const BYTES: usize>() -> [u8; BYTES] {
+    let mut text = [b'['; BYTES];
+    let mut at = BYTES / 2;
+    while at < BYTES {
+        text[at] = b']';
+        at += 1;
+    }
+    text
+}
+
 /// What a raw entry may get wrong, and a word of what its dead letter says.
-const RAW: [(&str, &[u8], &str); 24] = [
+const RAW: [(&str, &[u8], &str); 37] = [
     ("payload", b"", "not JSON"),
     ("payload", b"NaN", "not JSON"),
     ("payload", b"{\"a\": NaN}", "not JSON"),
@@ -221,6 +232,19 @@ const RAW: [(&str, &[u8], &str); 24] = [
     ("payload", b"{\"a\": 1e999}", "not JSON"),
     ("payload", b"{oops", "not JSON"),
     ("payload", b"{} {}", "not JSON"),
+    ("payload", b"0x10", "not JSON"),
+    ("payload", b"[-0X1p3]", "not JSON"),
+    ("payload", b"[1, -01]", "not JSON"),
+    ("payload", b"00", "not JSON"),
+    ("payload", b"[+1]", "not JSON"),
+    ("payload", b"{\"a\":1.}", "not JSON"),
+    ("payload", b"[-.5]", "not JSON"),
+    ("payload", b"{} \0 oops", "not JSON"),
+    ("payload", b"[\"a\x01\"]", "not JSON"),
+    ("payload", b"{\"a\": \"tab\there\"}", "not JSON"),
+    ("payload", b"[\"fine\", \"two\nlines\"]", "not JSON"),
+    ("payload", &nested::<256>(), "not JSON"),
+    ("payload", &nested::<1000>(), "not JSON"),
     ("payload", b"\xff\xfe{}", "not UTF-8"),
     ("payload", b"\"\xc3\x28\"", "not UTF-8"),
     ("payload", b"\"\xed\xa0\x80\"", "not UTF-8"),
@@ -251,6 +275,7 @@ async fn a_raw_entry_that_is_wrong_is_a_dead_letter_that_says_why() {
         fields.push((field, value));
         queue.raw(&fields).await;
     }
+    assert_eq!(queue.broker.promote(100).await.expect("answered").filed, RAW.len());
     assert!(queue.claim(10).await.is_empty());
     let letters = queue.dead_letters().await;
     assert_eq!(letters.len(), RAW.len());
@@ -264,6 +289,29 @@ async fn a_raw_entry_that_is_wrong_is_a_dead_letter_that_says_why() {
     let waiting: u64 = queue.server.query(&["XLEN", &queue.broker.keys().task]).await;
     let lanes: Vec<String> = queue.server.query(&["SMEMBERS", &queue.broker.keys().lanes()]).await;
     assert_eq!((waiting, lanes), (0, vec![]), "nothing is left behind, and no odd lane was made");
+}
+
+#[tokio::test]
+async fn a_raw_payload_that_looks_odd_and_is_json_comes_as_it_is() {
+    let queue = Queue::new().await;
+    let payloads: [&[u8]; 7] = [
+        b"[1e05,-0,0.10,1E+2,-1.5e-07,10,100.001]",
+        b" \t\r\n{ \"a\" :\n[ ] }\n",
+        b"\"01 0x10 1. .5 [[[ \\\" \\\\ \\u0000 \\t\"",
+        b"{\"a\\\\\":\"\\\"\",\"\":{}}",
+        b"\"\x7f\"",
+        b"[true,false,null]",
+        &nested::<254>(),
+    ];
+    for (number, payload) in payloads.iter().enumerate() {
+        queue.raw(&[("task_id", format!("t{number}").as_bytes()), ("payload", payload)]).await;
+    }
+    let tasks = queue.claim(10).await;
+    assert_eq!(tasks.len(), payloads.len(), "{:?}", queue.dead_letters().await);
+    for (task, payload) in tasks.iter().zip(payloads) {
+        assert_eq!(task.payload.as_str().as_bytes(), payload);
+        task.payload.parse::<serde_json::Value>().expect("others read it as JSON, too");
+    }
 }
 
 #[tokio::test]

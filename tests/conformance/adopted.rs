@@ -12,7 +12,7 @@ use super::fixture::{Fixture, failure, task_id};
 use crate::support::fresh_queue;
 
 /// The names of the stream protocol.
-fn s0() -> AdoptedKeys {
+fn stream_protocol() -> AdoptedKeys {
     AdoptedKeys {
         task: Some("stream:task".into()),
         result: Some("stream:result".into()),
@@ -22,7 +22,7 @@ fn s0() -> AdoptedKeys {
 }
 
 /// The names of the agent environment's queue.
-fn s3() -> AdoptedKeys {
+fn agent_queue() -> AdoptedKeys {
     AdoptedKeys {
         task: Some("ade:queue:tasks".into()),
         result: None,
@@ -66,7 +66,7 @@ async fn foreign_read(fx: &Fixture, consumer: &str, count: usize) -> Vec<String>
 }
 
 async fn the_stream_protocol_runs_on_its_own_names(fx: &Fixture) {
-    let fx = &adopted(fx, &s0()).await;
+    let fx = &adopted(fx, &stream_protocol()).await;
     let sent = [("task_id", "t-1"), ("tool_name", "web.search"), ("payload", r#"{"q":1}"#), ("idempotency_key", "k")];
     fx.raw(&sent).await;
     let running = fx.claim_one().await;
@@ -84,7 +84,7 @@ async fn the_stream_protocol_runs_on_its_own_names(fx: &Fixture) {
 }
 
 async fn dead_letters_carry_the_stream_protocols_fields(fx: &Fixture) {
-    let fx = &adopted(fx, &s0()).await;
+    let fx = &adopted(fx, &stream_protocol()).await;
     fx.set(|policy| policy.retry.max_retries = 1).await;
     fx.raw(&[("task_id", "t-1"), ("tool_name", "web.search"), ("payload", r#"{"q":1}"#)]).await;
     fx.fail_and_wait(&fx.claim_one().await).await;
@@ -110,7 +110,7 @@ async fn dead_letters_carry_the_stream_protocols_fields(fx: &Fixture) {
 }
 
 async fn the_agent_environments_queue_runs_on_its_own_names(fx: &Fixture) {
-    let fx = &adopted(fx, &s3()).await;
+    let fx = &adopted(fx, &agent_queue()).await;
     fx.set(|policy| {
         policy.priority = Priorities { default: 5, min: 0, max: 9, order: PriorityOrder::LowestFirst };
     })
@@ -124,7 +124,7 @@ async fn the_agent_environments_queue_runs_on_its_own_names(fx: &Fixture) {
 }
 
 async fn each_duplicates_result_stands_once_under_the_id_that_was_sent(fx: &Fixture) {
-    let fx = &adopted(fx, &s0()).await;
+    let fx = &adopted(fx, &stream_protocol()).await;
     let sent = |id: &'static str| [("task_id", id), ("payload", "{}"), ("idempotency_key", "k")];
     for id in ["first", "second", "second", "third"] {
         fx.raw(&sent(id)).await;
@@ -147,7 +147,7 @@ async fn each_duplicates_result_stands_once_under_the_id_that_was_sent(fx: &Fixt
 }
 
 async fn a_duplicate_of_a_task_that_dies_gets_its_failure(fx: &Fixture) {
-    let fx = &adopted(fx, &s0()).await;
+    let fx = &adopted(fx, &stream_protocol()).await;
     for id in ["first", "second"] {
         fx.raw(&[("task_id", id), ("payload", "{}"), ("idempotency_key", "k")]).await;
     }
@@ -164,7 +164,7 @@ async fn a_duplicate_of_a_task_that_dies_gets_its_failure(fx: &Fixture) {
 }
 
 async fn what_waited_in_the_stream_before_it_was_adopted_is_work(fx: &Fixture) {
-    let fx = &fx.adopting(&s0()).await;
+    let fx = &fx.adopting(&stream_protocol()).await;
     for id in ["t1", "t2"] {
         fx.raw(&[("task_id", id), ("payload", "{}")]).await;
     }
@@ -175,7 +175,7 @@ async fn what_waited_in_the_stream_before_it_was_adopted_is_work(fx: &Fixture) {
 
 /// Entries that the system before has read and acknowledged but, as was its way, not deleted.
 async fn with_history(fx: &Fixture) -> Fixture {
-    let fx = fx.adopting(&s0()).await;
+    let fx = fx.adopting(&stream_protocol()).await;
     for number in 0..5 {
         fx.raw(&[("task_id", &format!("old{number}")), ("payload", "{}")]).await;
     }
@@ -232,7 +232,7 @@ async fn what_was_delivered_since_the_queue_was_made_is_not_run_again_either(fx:
 }
 
 async fn what_a_consumer_from_before_left_pending_is_taken_over(fx: &Fixture) {
-    let fx = &fx.adopting(&s0()).await;
+    let fx = &fx.adopting(&stream_protocol()).await;
     let (task, group) = (fx.keys().task.clone(), fx.keys().group.clone());
     let _: redis::Value = fx.redis(&["XGROUP", "CREATE", &task, &group, "0", "MKSTREAM"]).await;
     for id in ["left", "also-left"] {
@@ -252,7 +252,7 @@ async fn what_a_consumer_from_before_left_pending_is_taken_over(fx: &Fixture) {
 
 /// closes: river#1318 (a full batch that cannot be rescued hides the later ones)
 async fn many_good_leases_do_not_hide_an_expired_one_behind_them(fx: &Fixture) {
-    let fx = &fx.adopting(&s0()).await;
+    let fx = &fx.adopting(&stream_protocol()).await;
     let (task, group) = (fx.keys().task.clone(), fx.keys().group.clone());
     let _: redis::Value = fx.redis(&["XGROUP", "CREATE", &task, &group, "0", "MKSTREAM"]).await;
     let mut many = redis::pipe();
@@ -280,7 +280,7 @@ async fn many_good_leases_do_not_hide_an_expired_one_behind_them(fx: &Fixture) {
 
 /// closes: redis#7021, redis#10227 (entries deleted under the pending list)
 async fn an_entry_that_was_deleted_under_a_dead_consumer_holds_nobody_up(fx: &Fixture) {
-    let fx = &fx.adopting(&s0()).await;
+    let fx = &fx.adopting(&stream_protocol()).await;
     let (task, group) = (fx.keys().task.clone(), fx.keys().group.clone());
     let _: redis::Value = fx.redis(&["XGROUP", "CREATE", &task, &group, "0", "MKSTREAM"]).await;
     for number in 0..60 {
@@ -304,7 +304,7 @@ async fn an_entry_that_was_deleted_under_a_dead_consumer_holds_nobody_up(fx: &Fi
 }
 
 async fn tasks_of_an_adopted_queue_live_like_any_other(fx: &Fixture) {
-    let fx = &adopted(fx, &s0()).await;
+    let fx = &adopted(fx, &stream_protocol()).await;
     let id: TaskId = fx.add("a").await;
     fx.claim_one().await;
     fx.expire_all().await;
@@ -333,7 +333,7 @@ redis_suite! {
 /// closes: bullmq#2589, sidekiq#6112 (CROSSSLOT)
 #[test]
 fn names_without_a_common_hash_tag_are_refused_on_a_cluster() {
-    let keys = Keys::adopting(&fresh_queue(), &s0()).expect("fine on a standalone Redis");
+    let keys = Keys::adopting(&fresh_queue(), &stream_protocol()).expect("fine on a standalone Redis");
     let refused =
         RedisBroker::new(keys.clone(), RedisOptions::new("redis+cluster://127.0.0.1:1")).err().expect("three slots");
     assert_eq!(refused.class(), ErrorClass::Invalid);

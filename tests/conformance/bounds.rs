@@ -248,7 +248,43 @@ async fn counts_go_on_past_every_size_of_a_number(fx: &Fixture) {
     assert_eq!(counts(&fx.view(&id).await), (270, 130, 130));
 }
 
+/// A type may be named after a version or a customer: types come and go for ever.
+async fn lanes_that_hold_nothing_any_more_cost_nobody_a_place(fx: &Fixture) {
+    fx.set(|policy| policy.limits.lanes = 30).await;
+    let fill = async |round: &str| {
+        for number in 0..30 {
+            fx.add(&format!("{round}-{number}")).await;
+        }
+        let refused = fx.broker.enqueue(&[task("one-too-many")]).await.expect_err("the lanes are many");
+        assert!(refused.to_string().contains("30 lanes"), "{refused}");
+    };
+    fill("v1").await;
+    fx.sweep().await;
+    fx.broker.enqueue(&[task("still")]).await.expect_err("what waits keeps its lane");
+    let tasks = fx.claim(30).await;
+    fx.sweep().await;
+    fx.broker.enqueue(&[task("still")]).await.expect_err("what runs keeps its lane");
+    let (retried, rest) = tasks.split_first().expect("thirty");
+    for task in rest {
+        fx.succeed(task).await;
+    }
+    fx.settle(retried, released()).await;
+    fx.sweep().await;
+    fill("v2").await;
+    assert_eq!(fx.drain_ids().await.len(), 31, "the one that was released first, and thirty more");
+    let again = fx.broker.enqueue(&[task("v1-7")]).await;
+    again.expect_err("what runs keeps its lane");
+    fx.expire_all().await;
+    for task in fx.claim(100).await {
+        fx.succeed(&task).await;
+    }
+    fx.sweep().await;
+    let id = fx.add("v1-7").await;
+    assert_eq!(fx.claim_one().await.lease.task, id, "a lane that went is made again");
+}
+
 suite! {
+    lanes_that_hold_nothing_any_more_cost_nobody_a_place,
     counts_go_on_past_every_size_of_a_number,
     failures_are_bounded,
     lost_workers_are_counted_apart_and_bounded,

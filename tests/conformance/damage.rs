@@ -73,6 +73,17 @@ async fn a_lost_group_and_a_lost_worker_lose_no_task(fx: &Fixture) {
     fx.succeed(&again).await;
 }
 
+/// All of these end in one call of worker `w1`.
+async fn succeed_together(fx: &Fixture, tasks: &[ClaimedTask]) {
+    let success =
+        |task: &ClaimedTask| Settlement { lease: task.lease.clone(), outcome: Outcome::success(), dice: Dice(0) };
+    let settlements: Vec<_> = tasks.iter().map(success).collect();
+    let (worker, capabilities) = (worker_id("w1"), Capabilities::any());
+    let next = ClaimRequest { worker: &worker, capabilities: &capabilities, limit: 0, recover: None };
+    let settled = fx.broker.settle(&settlements, next).await.expect("answered").settled;
+    assert_eq!(settled, vec![Settled::Succeeded; tasks.len()]);
+}
+
 /// Many messages are cut off their lane at once: not where a group that was made
 /// again has yet to read what others hold.
 async fn a_lost_group_and_a_settlement_of_many_lose_no_task(fx: &Fixture) {
@@ -83,18 +94,38 @@ async fn a_lost_group_and_a_settlement_of_many_lose_no_task(fx: &Fixture) {
     }
     destroy_group(fx, LANE).await;
     let _: String = fx.redis(&["XGROUP", "CREATE", &fx.key(LANE), &fx.keys().group, "0"]).await;
-    let success =
-        |task: &ClaimedTask| Settlement { lease: task.lease.clone(), outcome: Outcome::success(), dice: Dice(0) };
-    let settlements: Vec<_> = others.iter().map(success).collect();
-    let (worker, capabilities) = (worker_id("w1"), Capabilities::any());
-    let next = ClaimRequest { worker: &worker, capabilities: &capabilities, limit: 0, recover: None };
-    let settled = fx.broker.settle(&settlements, next).await.expect("answered").settled;
-    assert_eq!(settled, vec![Settled::Succeeded; 5]);
+    succeed_together(fx, &others).await;
     repaired(fx, &lost.lease.task).await;
     let again = fx.claim_one_as("w2").await;
     assert_eq!(again.lease.task, lost.lease.task, "its entry was not cut off with the others");
     fx.succeed(&again).await;
     assert_eq!(fx.stream(&fx.key(LANE)).await.len(), 0, "and those of the others are gone");
+}
+
+/// A heartbeat puts the leases of others back as well: what is pending was read in order, as the cut needs it.
+async fn a_lost_group_a_heartbeat_and_a_settlement_of_many_lose_no_task(fx: &Fixture) {
+    fx.add("a").await;
+    let first = fx.claim_one_as("w2").await;
+    let mut mine = Vec::new();
+    for _ in 0..15 {
+        mine.push(fx.running("a").await);
+    }
+    fx.add("a").await;
+    let last = fx.claim_one_as("w2").await;
+    let waiting = fx.add("a").await;
+    destroy_group(fx, LANE).await;
+    let leases: Vec<_> = mine.iter().map(|task| task.lease.clone()).collect();
+    let renewed = fx.broker.extend(&worker_id("w1"), &leases).await.expect("answered");
+    assert_eq!(renewed, vec![Extended::Renewed; mine.len()]);
+    succeed_together(fx, &mine).await;
+    assert_eq!(fx.stream(&fx.key(LANE)).await.len(), 3, "only what is done is cut off");
+    assert_eq!(fx.sweep().await.repaired, [], "everybody's lease is good");
+    assert_eq!(fx.drain_ids().await, [waiting], "what is leased is not given out twice");
+    let renewed = fx.broker.extend(&worker_id("w2"), &[first.lease.clone(), last.lease.clone()]).await;
+    assert_eq!(renewed.expect("answered"), [Extended::Renewed, Extended::Renewed]);
+    fx.succeed(&first).await;
+    fx.fail_and_wait(&last).await;
+    assert_eq!(fx.claim_one().await.lease.task, last.lease.task);
 }
 
 async fn a_lost_bell_and_raw_group_are_made_again(fx: &Fixture) {
@@ -203,6 +234,35 @@ async fn a_task_that_a_stranger_read_and_left_is_not_lost_to_a_reclaim(fx: &Fixt
     assert_eq!(fx.sweep().await.repaired, []);
 }
 
+async fn a_raw_entry_whose_lane_is_broken_holds_nobody_up(fx: &Fixture) {
+    let _: String = fx.redis(&["SET", &fx.key("lane:broken:5"), "no stream"]).await;
+    fx.raw(&[("task_id", "one"), ("tool_name", "broken"), ("payload", "{}")]).await;
+    fx.raw(&[("task_id", "two"), ("payload", "{}")]).await;
+    assert_eq!(fx.claim(10).await.iter().map(|task| task.lease.task.as_str()).collect::<Vec<_>>(), ["two"]);
+    let letters = fx.broker.pending_dead_letters(10).await.expect("answered");
+    assert_eq!(letters.len(), 1, "it is dead, and not lost");
+    assert!(letters[0].error.contains("could not be filed"), "{}", letters[0].error);
+    assert_eq!(fx.stream(&fx.keys().task).await.len(), 0);
+    assert!(fx.claim(1).await.is_empty(), "its lane is not offered to anybody");
+}
+
+/// closes: river#1318 (what cannot be rescued hides what can)
+async fn entries_that_are_no_leases_hide_nothing_from_who_takes_back_a_lost_workers_tasks(fx: &Fixture) {
+    let (lane, group) = (fx.key(LANE), fx.keys().group.clone());
+    for _ in 0..50 {
+        fx.add("a").await;
+    }
+    let read = ["XREADGROUP", "GROUP", &group, "w1", "COUNT", "45", "STREAMS", &lane, ">"];
+    let _: redis::Value = fx.redis(&read).await;
+    let mut leased: Vec<_> = fx.claim(5).await.into_iter().map(|task| task.lease.task).collect();
+    leased.sort();
+    let mut back = fx.broker.reclaim_from(&worker_id("w1"), RetryReason::PodGone).await.expect("answered").requeued;
+    back.sort();
+    assert_eq!(back, leased);
+    assert_eq!(fx.claim_as("w2", 100).await.len(), 50, "and what only was read waits again");
+    assert_eq!(fx.sweep().await.repaired, []);
+}
+
 async fn a_running_task_that_nobody_has_is_run_again(fx: &Fixture) {
     let running = fx.running("a").await;
     let entry = fx.stream(&fx.key(LANE)).await.remove(0).id;
@@ -294,6 +354,26 @@ async fn after_a_change_of_server_no_lease_expires_for_a_heartbeat_period(fx: &F
     assert!(fx.reclaim().await.held);
     fx.advance(Duration::from_secs(1));
     assert_eq!(fx.reclaim().await.requeued, [running.lease.task]);
+    let again = fx.claim_one().await;
+    assert_eq!(again.crash_count, 0, "nobody could renew it: that is no crash");
+    fx.advance(Duration::from_secs(300));
+    assert_eq!(fx.reclaim().await.requeued, [again.lease.task], "now somebody could have");
+    assert_eq!(fx.claim_one().await.crash_count, 1);
+}
+
+async fn after_a_change_of_server_who_could_not_be_heard_did_not_crash(fx: &Fixture) {
+    fx.broker.register(&super::fixture::worker_info("w1", None, None)).await.expect("answered");
+    let (id, other) = (fx.running("a").await.lease.task, fx.running("b").await.lease.task);
+    assert_eq!(fx.sweep().await.workers_lost, []);
+    fx.advance(Duration::from_secs(301));
+    let _: u64 = fx.redis(&["HSET", &fx.keys().stats(), "run_id", "another-server"]).await;
+    assert_eq!(fx.sweep().await.workers_lost, [], "it may come back");
+    fx.advance(Duration::from_secs(30));
+    assert_eq!(fx.sweep().await.workers_lost, [worker_id("w1")]);
+    for task in [&id, &other] {
+        let view = fx.view(task).await;
+        assert_eq!((view.retry_reason, view.crash_count), (Some(RetryReason::WorkerLost), 0));
+    }
 }
 
 /// closes: safe-decoder-service#329 (finished entries are never deleted)
@@ -359,6 +439,7 @@ redis_suite! {
     a_lost_group_lets_a_task_be_settled,
     a_lost_group_and_a_lost_worker_lose_no_task,
     a_lost_group_and_a_settlement_of_many_lose_no_task,
+    a_lost_group_a_heartbeat_and_a_settlement_of_many_lose_no_task,
     a_lost_bell_and_raw_group_are_made_again,
     a_deleted_entry_of_a_waiting_task_is_a_dead_letter,
     a_deleted_entry_of_a_running_task_does_not_stop_its_success,
@@ -370,6 +451,8 @@ redis_suite! {
     a_task_that_fell_behind_where_its_lane_was_read_is_found,
     a_task_that_a_stranger_read_is_found_by_a_sweep,
     a_task_that_a_stranger_read_and_left_is_not_lost_to_a_reclaim,
+    a_raw_entry_whose_lane_is_broken_holds_nobody_up,
+    entries_that_are_no_leases_hide_nothing_from_who_takes_back_a_lost_workers_tasks,
     a_running_task_that_nobody_has_is_run_again,
     a_task_that_is_missing_from_the_delayed_ones_is_found,
     a_task_that_is_missing_from_the_retrying_ones_is_found,
@@ -379,6 +462,7 @@ redis_suite! {
     a_stranger_in_a_lane_is_dropped_and_holds_nobody_up,
     leftovers_of_finished_tasks_in_a_lane_are_dropped,
     after_a_change_of_server_no_lease_expires_for_a_heartbeat_period,
+    after_a_change_of_server_who_could_not_be_heard_did_not_crash,
     what_is_finished_leaves_nothing_behind_but_its_result,
     keys_of_other_queues_are_left_alone,
 }

@@ -30,6 +30,11 @@ const ODD_PAYLOADS: OddFields = &[
     ("payload", b"{nope / \"x\"\n\x7f\x01"),
     ("payload", b"[NaN]"),
     ("payload", b"1e999"),
+    ("payload", b"[0x10]"),
+    ("payload", b"[1, 01]"),
+    ("payload", b"[1.]"),
+    ("payload", b"{\"a\": \"b\tc\"}"),
+    ("payload", b"[1e05]\n"),
     ("payload_json", b"[1,2]"),
     ("pay\"load/", b"\xc3\x28 v/"),
 ];

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use windlass::broker::redis::RedisBroker;
 use windlass::broker::session::Session;
 use windlass::broker::{
-    Broker, ClaimedTask, ErrorClass, Event, ListCursor, Outcome, ReclaimCursor, Result, Settled, Settlement,
-    SweepCursor,
+    Broker, BrokerError, ClaimedTask, ErrorClass, Event, ListCursor, Outcome, ReclaimCursor, Result, Settled,
+    Settlement, SweepCursor,
 };
 use windlass::protocol::backoff::{Backoff, Dice, Jitter, Strategy};
 use windlass::protocol::names::{Capabilities, TaskId, TaskType, WorkerId};
@@ -25,7 +25,7 @@ use windlass::protocol::task::{NewTask, NotBefore};
 
 /// How much, by how many.
 pub struct Load {
-    /// Tasks in all.
+    /// Tasks in all; more where the load has to last.
     pub tasks: usize,
     /// Workers at a time.
     pub workers: usize,
@@ -67,9 +67,12 @@ pub fn hasty_policy() -> Policy {
 struct Shared {
     load: Load,
     finished: AtomicBool,
+    /// Nothing is left that the load has to last for.
+    may_end: AtomicBool,
     workers_made: AtomicU64,
     cuts: AtomicU64,
     deaths: AtomicU64,
+    refusals: AtomicU64,
 }
 
 /// What was seen while the load ran.
@@ -78,6 +81,8 @@ pub struct Account {
     pub cuts: u64,
     /// Workers that died with tasks in their hands.
     pub deaths: u64,
+    /// Enqueues that were refused because memory was full.
+    pub refusals: u64,
     /// Every event that the outbox carried.
     pub events: Vec<Event>,
     /// The ids that producers were told are accepted.
@@ -87,13 +92,28 @@ pub struct Account {
 impl Load {
     /// Runs the load until every task is final.
     pub async fn run(self) -> Account {
+        self.run_beside(async {}).await
+    }
+
+    /// Runs the load for as long as what is done to it lasts, at the least, and then until every task is final.
+    pub async fn run_beside(self, harm: impl Future<Output = ()>) -> Account {
         let shared = Arc::new(Shared {
             load: self,
             finished: AtomicBool::new(false),
+            may_end: AtomicBool::new(false),
             workers_made: AtomicU64::new(0),
             cuts: AtomicU64::new(0),
             deaths: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
         });
+        let harm = async {
+            harm.await;
+            shared.may_end.store(true, Ordering::SeqCst);
+        };
+        tokio::join!(harm, Self::drive(shared.clone())).1
+    }
+
+    async fn drive(shared: Arc<Shared>) -> Account {
         let workers: Vec<_> = (0..shared.load.workers).map(|_| tokio::spawn(work(shared.clone()))).collect();
         let mut leader = tokio::spawn(lead(shared.clone()));
         let share = shared.load.tasks / shared.load.producers;
@@ -112,7 +132,8 @@ impl Load {
         }
         let events = leader.await.expect("the leader does not panic");
         let number = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
-        Account { cuts: number(&shared.cuts), deaths: number(&shared.deaths), events, accepted }
+        let (cuts, deaths, refusals) = (number(&shared.cuts), number(&shared.deaths), number(&shared.refusals));
+        Account { cuts, deaths, refusals, events, accepted }
     }
 }
 
@@ -168,8 +189,16 @@ async fn produce(shared: Arc<Shared>, count: usize) -> Vec<TaskId> {
     let types: Vec<TaskType> = ["send", "render", "index"].iter().map(|t| t.parse().expect("valid")).collect();
     let broker = (shared.load.connect)();
     let mut accepted = Vec::with_capacity(count);
-    while accepted.len() < count {
-        let size = fastrand::usize(1..=100).min(count - accepted.len());
+    loop {
+        let size = match count - accepted.len().min(count) {
+            0 if shared.may_end.load(Ordering::SeqCst) => return accepted,
+            // Enough to go on, and not more and more.
+            0 => {
+                pause().await;
+                fastrand::usize(1..=5)
+            }
+            left => fastrand::usize(1..=100).min(left),
+        };
         let one = || {
             let mut task = NewTask::new(types[fastrand::usize(..types.len())].clone(), serde_json::json!({"n": 1}));
             task.priority = (fastrand::u8(..4) == 0).then(|| fastrand::u8(1..=10));
@@ -188,6 +217,8 @@ async fn produce(shared: Arc<Shared>, count: usize) -> Vec<TaskId> {
                 }
                 Some(answer) => {
                     must_be_transient(&answer);
+                    let is_full = matches!(answer, Err(BrokerError::OutOfMemory(_)));
+                    shared.refusals.fetch_add(u64::from(is_full), Ordering::Relaxed);
                     pause().await;
                 }
                 None => {}
@@ -195,7 +226,6 @@ async fn produce(shared: Arc<Shared>, count: usize) -> Vec<TaskId> {
         }
         accepted.extend(batch.into_iter().map(|task| task.id));
     }
-    accepted
 }
 
 /// One worker after another in one place: each lives until it dies at a random moment.

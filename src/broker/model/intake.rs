@@ -2,11 +2,8 @@
 //!
 //! Numbers in them are plain digits.
 //!
-//! Two things differ from the scripts. JSON is judged by `serde_json`, which
-//! is strict; `cjson` also takes numbers like `0x10` and `01` and raw control
-//! characters in strings, and it nests up to 1000 levels deep where 128 are
-//! the limit here. And the fields of an entry that could not be read are kept
-//! in the order of their names, not in the order of a Lua table.
+//! One thing differs from the scripts: the fields of an entry that could not be
+//! read are kept in the order of their names, not in the order of a Lua table.
 
 use std::collections::BTreeMap;
 

@@ -211,8 +211,8 @@ impl Step<'_> {
         Ok((Registered { superseded: before, requeued: evicted.requeued }, evicted.more))
     }
 
-    /// Looks at silent workers. Every task is where its state says, so nothing
-    /// is repaired; consumers are not modelled, so none is removed.
+    /// Looks at silent workers, and removes lanes that hold nothing. Every task is where its
+    /// state says, so nothing is repaired; consumers are not modelled, so none is removed.
     pub(super) fn sweep(mut self) -> Swept {
         let checked = self.queue.live.len();
         let (mut lost, mut budget, mut unfinished) = (Vec::new(), SWEEP_AT_ONCE, false);
@@ -228,6 +228,8 @@ impl Step<'_> {
             }
         }
         self.announce();
+        let ready = &self.queue.ready;
+        self.queue.lanes.retain(|name, lane| lane.len() + lane.running() > 0 || ready.contains_key(name));
         self.end();
         Swept { checked, repaired: Vec::new(), consumers_removed: 0, workers_lost: lost, unfinished, next: None }
     }

@@ -69,7 +69,7 @@ pub(super) struct Queue {
     pub(super) delayed: TimeSet<TaskId>,
     pub(super) retrying: TimeSet<TaskId>,
     pub(super) dlq_pending: TimeSet<TaskId>,
-    /// Every lane that was ever used.
+    /// Every lane that was used since a sweep found it empty.
     pub(super) lanes: BTreeMap<LaneName, Lane>,
     /// Lanes that hold work that nobody has read, by score.
     ///

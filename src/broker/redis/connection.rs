@@ -8,8 +8,12 @@ use std::borrow::Cow;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use redis::aio::{MultiplexedConnection, PubSub};
-use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, Value,
+};
 use tokio::time::Instant;
 
 use super::error::{Fault, classify};
@@ -41,7 +45,7 @@ pub struct RedisOptions {
 pub struct ReplicaAck {
     /// How many replicas.
     pub count: u32,
-    /// For how long.
+    /// For how long. Nothing but other such enqueues of the same queue waits meanwhile.
     pub timeout: Duration,
 }
 
@@ -151,14 +155,30 @@ impl Endpoint {
         if let Kind::Standalone = self.kind {
             return self.connect(self.seeds[0].clone(), config).await;
         }
-        let mut last = None;
-        for seed in &self.seeds {
-            match self.open_through(seed, key, config).await {
-                Ok(server) => return Ok(server),
-                Err(error) => last = Some(error),
+        self.first_answer(|seed| self.open_through(seed, key, config)).await
+    }
+
+    /// Asks the seeds in their order until one has answered well. The next is asked when one fails, and beside one
+    /// that is silent: a seed that hangs, or whose packets are dropped, must not hide the others.
+    async fn first_answer<'a, T, F>(&'a self, ask: impl Fn(&'a ConnectionInfo) -> F) -> redis::RedisResult<T>
+    where
+        F: Future<Output = redis::RedisResult<T>>,
+    {
+        let (mut seeds, mut asked, mut last) = (self.seeds.iter(), FuturesUnordered::new(), None);
+        loop {
+            asked.extend(seeds.next().map(&ask));
+            let answer = if seeds.len() == 0 {
+                Some(asked.next().await)
+            } else {
+                tokio::time::timeout(SILENCE, asked.next()).await.ok()
+            };
+            match answer {
+                Some(Some(Ok(found))) => return Ok(found),
+                Some(Some(Err(error))) => last = Some(error),
+                Some(None) => return Err(last.expect("invariant: there is at least one seed")),
+                None => {}
             }
         }
-        Err(last.expect("invariant: there is at least one seed"))
     }
 
     fn client(&self, info: ConnectionInfo) -> redis::RedisResult<Client> {
@@ -183,7 +203,13 @@ impl Endpoint {
         key: &str,
         config: &AsyncConnectionConfig,
     ) -> redis::RedisResult<Reached> {
-        let (_, asked) = self.connect(seed.clone(), config).await?;
+        let (_, asked) = match (self.connect(seed.clone(), config).await, &self.kind) {
+            // Many a Sentinel has no password, whatever its master has.
+            (Err(error), Kind::Sentinel { .. }) if error.kind() == redis::ErrorKind::AuthenticationFailed => {
+                self.connect(seed.clone().set_redis_settings(RedisConnectionInfo::default()), config).await?
+            }
+            (answer, _) => answer?,
+        };
         let (host, port) = match &self.kind {
             Kind::Sentinel { master } => self.ask_sentinel(asked, master).await?,
             Kind::Standalone | Kind::Cluster => self.ask_node(asked, key).await?,
@@ -213,14 +239,7 @@ impl Endpoint {
         if !self.is_cluster() {
             return Ok(vec![self.open("", config).await?]);
         }
-        let mut last = None;
-        for seed in &self.seeds {
-            match self.masters_through(seed, config).await {
-                Ok(masters) => return Ok(masters),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.expect("invariant: there is at least one seed"))
+        self.first_answer(|seed| self.masters_through(seed, config)).await
     }
 
     async fn masters_through(
@@ -299,6 +318,9 @@ fn moved_to(seed: &ConnectionInfo, host: String, port: u16) -> ConnectionAddr {
 /// has moved behind its name, nobody answers at the old place, and the next attempt goes to the new one.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 
+/// How long a seed may be silent before the next one is asked as well.
+const SILENCE: Duration = Duration::from_millis(200);
+
 /// One shared connection, opened when needed and replaced when broken.
 pub(super) struct Link {
     endpoint: Arc<Endpoint>,
@@ -357,16 +379,7 @@ impl Link {
     /// Sends one command.
     pub(super) async fn call(&self, command: &Cmd) -> std::result::Result<Value, Fault> {
         let Current { number, mut connection } = self.connection().await?;
-        match command.query_async::<Value>(&mut connection).await {
-            Ok(value) => Ok(value),
-            Err(error) => {
-                let fault = classify(&error, &self.endpoint.shown);
-                if fault.connection_is_useless {
-                    self.discard(number);
-                }
-                Err(fault)
-            }
-        }
+        command.query_async(&mut connection).await.map_err(|error| self.judge(number, &error))
     }
 
     /// Sends two commands together, so that nothing comes between them.
@@ -374,16 +387,24 @@ impl Link {
         let Current { number, mut connection } = self.connection().await?;
         let mut pipeline = redis::pipe();
         pipeline.add_command(first.clone()).add_command(second.clone());
-        match pipeline.query_async::<(Value, Value)>(&mut connection).await {
-            Ok(values) => Ok(values),
-            Err(error) => {
-                let fault = classify(&error, &self.endpoint.shown);
-                if fault.connection_is_useless {
-                    self.discard(number);
-                }
-                Err(fault)
-            }
+        pipeline.query_async(&mut connection).await.map_err(|error| self.judge(number, &error))
+    }
+
+    /// Sends a command and, if that went well, another on the very same connection.
+    pub(super) async fn call_in_turn(&self, first: &Cmd, second: &Cmd) -> std::result::Result<(Value, Value), Fault> {
+        let Current { number, mut connection } = self.connection().await?;
+        let judge = |error| self.judge(number, &error);
+        let answer = first.query_async(&mut connection).await.map_err(judge)?;
+        Ok((answer, second.query_async(&mut connection).await.map_err(judge)?))
+    }
+
+    /// What an error of a connection means; one that is of no more use is dropped.
+    fn judge(&self, number: u64, error: &redis::RedisError) -> Fault {
+        let fault = classify(error, &self.endpoint.shown);
+        if fault.connection_is_useless {
+            self.discard(number);
         }
+        fault
     }
 
     fn current(&self) -> Option<Current> {

@@ -40,6 +40,7 @@ const MOVES: Part = Part::Module("moves", &[lua!("moves")]);
 const INTAKE: Part = Part::Module("intake", &[lua!("group"), lua!("streams"), lua!("create"), lua!("intake")]);
 const DUE: Part = Part::Module("due", &[lua!("due")]);
 const RECOVERY: Part = Part::Module("recovery", &[lua!("recovery")]);
+const LEASES: Part = Part::Module("leases", &[lua!("group"), lua!("streams"), lua!("leases")]);
 const FAILING: Part = Part::Module("failing", &[lua!("failing")]);
 
 impl Part {
@@ -87,7 +88,7 @@ scripts! {
     enqueue: [HEAD, TOKEN, LANES, PLACES, BELLS, CREATE];
     claim: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING];
     settle: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING, FAILING];
-    extend: [HEAD, TOKEN, LANES];
+    extend: [HEAD, TOKEN, LANES, LEASES];
     report_progress: [HEAD];
     begin_effect: [HEAD];
     end_effect: [HEAD];
@@ -170,15 +171,16 @@ impl Call<'_> {
         link.call(&self.command).await
     }
 
-    /// Runs it and asks in the same breath how many replicas have it.
+    /// Runs it, and then asks on the same connection how many replicas have it. Not in one breath: a server without the
+    /// script would wait for replicas before it says so.
     pub(super) async fn run_replicated(&self, link: &Link, wait: &Cmd) -> Result<(Value, Value), Fault> {
         for _ in 0..MOST_LOADS {
-            match link.call_both(&self.command, wait).await {
+            match link.call_in_turn(&self.command, wait).await {
                 Err(fault) if fault.no_script => self.load(link).await?,
                 answer => return answer,
             }
         }
-        link.call_both(&self.command, wait).await
+        link.call_in_turn(&self.command, wait).await
     }
 
     async fn load(&self, link: &Link) -> Result<(), Fault> {

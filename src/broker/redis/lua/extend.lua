@@ -4,8 +4,7 @@
 -- RETURNS a letter a lease: R renewed, L lost, c cancelled
 --
 -- A lease is renewed only while the task's record is still the one that the
--- claim wrote: what was reclaimed is never stolen back. XCLAIM with FORCE puts
--- it back on the pending list if the group was made again meanwhile.
+-- claim wrote: what was reclaimed is never stolen back.
 local worker, n = ARGV[3], tonumber(ARGV[4])
 local answers, renew, ids = {}, {}, {}
 call('DEL', P .. 'none') -- the first write: heartbeats go on when memory is full
@@ -29,17 +28,14 @@ for i = 1, n do
   end
 end
 for key, messages in pairs(renew) do
-  messages[#messages + 1] = 'FORCE'
-  messages[#messages + 1] = 'JUSTID'
+  local wanted = #messages
+  messages[wanted + 1] = 'JUSTID'
   if injected then
-    messages[#messages + 1] = 'TIME'
-    messages[#messages + 1] = now
+    messages[wanted + 2], messages[wanted + 3] = 'TIME', now
   end
   local claimed = redis.pcall('XCLAIM', key, group, worker, 0, unpack(messages))
-  if claimed.err then
-    -- The group is gone (a flush, a failover). From the start, as a claim makes it.
-    redis.pcall('XGROUP', 'CREATE', key, group, '0', 'MKSTREAM')
-    call('XCLAIM', key, group, worker, 0, unpack(messages))
+  if claimed.err or #claimed < wanted then
+    leases().put_back(key, worker, { unpack(messages, 1, wanted) })
   end
 end
 return table.concat(answers)

@@ -8,10 +8,13 @@ if not string.find(call('HGET', KEYS[1], 'reclaim_on'), 'VisibilityTimeout', 1, 
   return { 'done', '', '0', {}, {} }
 end
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
-if clock_is_new(ARGV[5]) then
+local clock_is_new, since = clock_of(ARGV[5])
+if clock_is_new then
   return { 'held', '', '0', {}, {} }
 end
 local idle = tonumber(call('HGET', KEYS[1], 'visibility'))
+-- A lease that was last renewed on the server before: nobody could renew it, so no worker need have crashed.
+local crash = now - idle >= since
 if injected then
   local time = call('TIME')
   idle = idle + (time[1] * 1000 + math.floor(time[2] / 1000) - now)
@@ -57,14 +60,8 @@ local function take_back(key, entries)
       local token = call('HGET', LIVE, id)
       local t = token and cjson.decode(token)
       if not t or t[1] ~= 'R' or t[5] ~= entry[1] then
-        if t and t[5] == entry[1] then
-          -- A stranger read a task that waits: it goes into its lane again.
-          t[5] = push(lane_of(t), t[10], t[11], id, entry[2][2], entry[2][4] or '')
-          call('HSET', LIVE, id, cjson.encode(t))
-        end
-        call('XACK', key, group, entry[1])
-        call('XDEL', key, entry[1])
-      elseif moves().lose(id, t, key, entry, 'visibility_timeout', true) == 'P' then
+        moves().clear(id, t, key, entry)
+      elseif moves().lose(id, t, key, entry, 'visibility_timeout', crash) == 'P' then
         dead[#dead + 1] = id
       else
         requeued[#requeued + 1] = id

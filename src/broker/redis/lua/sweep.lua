@@ -1,11 +1,15 @@
--- Checks that live tasks are where their state says, and puts back what is not.
+-- Checks that live tasks are where their state says, puts back what is not, and
+-- then clears the lanes.
 --
--- ARGV[3] cursor of the walk through live tasks  ARGV[4] how many at a time
+-- ARGV[3] cursor: of the walk through live tasks or, after an L, of that through lanes
+-- ARGV[4] how many tasks at a time
 -- ARGV[5] the server's run id
 -- RETURNS {next cursor, checked, {id, what was wrong, …}, consumers removed, {lost workers},
 --   1 if a silent worker still has tasks}
+local LANES = 10 -- at a time
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
-local page = call('HSCAN', LIVE, ARGV[3], 'COUNT', ARGV[4])
+local lanes_from = string.match(ARGV[3], '^L(%d+)$')
+local page = lanes_from and { '0', {} } or call('HSCAN', LIVE, ARGV[3], 'COUNT', ARGV[4])
 local repaired, read_up_to = {}, {}
 
 local function wrong(id, what)
@@ -17,13 +21,17 @@ local function check_lane(id, t)
   local lane = lane_of(t)
   local key = P .. 'lane:' .. lane
   if call('SADD', P .. 'lanes', lane) == 1 then
+    if string.sub(lane, -1) == '+' then
+      call('SADD', P .. 'lanes+', lane)
+    end
     wrong(id, 'its lane ' .. lane .. ' was not in the list of lanes')
   end
   local entry = call('XRANGE', key, t[5], t[5])[1]
   if not entry then
     wrong(id, 'its entry is gone from lane ' .. lane)
-    redis.pcall('XACK', key, group, t[5])
+    local message = t[5]
     moves().die(id, t, 'null', '', 'repaired', 'entry_missing', 'its entry was deleted from lane ' .. lane)
+    redis.pcall('XACK', key, group, message)
     return
   end
   local pending = redis.pcall('XPENDING', key, group, t[5], t[5], 1)
@@ -42,10 +50,7 @@ local function check_lane(id, t)
   read_up_to[key] = read_up_to[key] or last_read(key)
   if not is_earlier(read_up_to[key], t[5]) then
     wrong(id, 'it waits in lane ' .. lane .. ' behind where that was read')
-    call('XACK', key, group, t[5])
-    call('XDEL', key, t[5])
-    t[5] = push(lane, t[10], t[11], id, entry[2][2], entry[2][4] or '')
-    call('HSET', LIVE, id, cjson.encode(t))
+    moves().clear(id, t, key, entry)
     return
   end
   local indexes = { READY }
@@ -69,8 +74,8 @@ local function check_parked(id, t, set, score_of)
   end
   if call('HEXISTS', PARKED, id) == 0 and t[1] ~= 'P' then
     wrong(id, 'its payload is gone')
-    call('ZREM', P .. set, id)
     moves().die(id, t, 'null', '', 'repaired', 'entry_missing', 'its parked payload was deleted')
+    call('ZREM', P .. set, id)
   end
 end
 
@@ -89,11 +94,15 @@ end
 
 -- Workers that have been silent for too long.
 local lost, unfinished = {}, 0
-if not clock_is_new(ARGV[5]) then
+local clock_is_new, since = clock_of(ARGV[5])
+if not clock_is_new then
   local silent = now - tonumber(call('HGET', KEYS[1], 'worker_lost'))
-  local budget = 20
-  for _, worker in ipairs(call('ZRANGEBYSCORE', P .. 'heartbeats', '-inf', silent, 'LIMIT', 0, 5)) do
-    local requeued, dead, more = evict(worker, 'worker_lost', true, budget)
+  local budget, rows = 20, call('ZRANGEBYSCORE', P .. 'heartbeats', '-inf', silent, 'WITHSCORES', 'LIMIT', 0, 5)
+  for i = 1, #rows, 2 do
+    local worker = rows[i]
+    -- Who was last heard by the server before need not have crashed: nobody could be heard.
+    local crash = tonumber(rows[i + 1]) >= since
+    local requeued, dead, more = evict(worker, 'worker_lost', crash, budget)
     budget = budget - #requeued - #dead
     if more then
       unfinished = 1
@@ -104,27 +113,51 @@ if not clock_is_new(ARGV[5]) then
   end
 end
 
+announce(SURE)
+
 -- Consumers that no registered worker stands behind and that hold nothing.
-local removed = 0
-if ARGV[3] == '0' then
-  for _, lane in ipairs(call('SMEMBERS', P .. 'lanes')) do
-    local key = P .. 'lane:' .. lane
-    local consumers = redis.pcall('XINFO', 'CONSUMERS', key, group)
-    if not consumers.err then
-      for _, info in ipairs(consumers) do
-        local c = {}
-        for j = 1, #info, 2 do
-          c[info[j]] = info[j + 1]
-        end
-        if c.pending == 0 and tonumber(c.idle) > 60000 and call('HEXISTS', P .. 'workers', c.name) == 0 then
-          call('XGROUP', 'DELCONSUMER', key, group, c.name)
-          removed = removed + 1
-        end
+local function clear_consumers(key)
+  local consumers, removed = redis.pcall('XINFO', 'CONSUMERS', key, group), 0
+  if not consumers.err then
+    for _, info in ipairs(consumers) do
+      local c = {}
+      for j = 1, #info, 2 do
+        c[info[j]] = info[j + 1]
+      end
+      if c.pending == 0 and tonumber(c.idle) > 60000 and call('HEXISTS', P .. 'workers', c.name) == 0 then
+        call('XGROUP', 'DELCONSUMER', key, group, c.name)
+        removed = removed + 1
       end
     end
   end
+  return removed
 end
-announce(SURE)
+
+-- A lane that holds nothing goes: there is a bound to how many there may be.
+-- The next task of its kind makes it again.
+local function is_idle(lane, key)
+  if redis.pcall('XLEN', key) ~= 0 or call('ZSCORE', READY, lane) then
+    return false
+  end
+  local pending = redis.pcall('XPENDING', key, group)
+  return pending.err or pending[1] == 0
+end
+
+local cursor, removed = page[1], 0
+if cursor == '0' then
+  local lanes = call('SSCAN', P .. 'lanes', lanes_from or '0', 'COUNT', LANES)
+  for _, lane in ipairs(lanes[2]) do
+    local key = P .. 'lane:' .. lane
+    if is_idle(lane, key) then
+      call('DEL', key)
+      call('SREM', P .. 'lanes', lane)
+      call('SREM', P .. 'lanes+', lane)
+    else
+      removed = removed + clear_consumers(key)
+    end
+  end
+  cursor = lanes[1] == '0' and '0' or 'L' .. lanes[1]
+end
 flush_moves()
 ring()
-return { page[1], #page[2] / 2, repaired, removed, lost, unfinished }
+return { cursor, #page[2] / 2, repaired, removed, lost, unfinished }

@@ -53,10 +53,36 @@ local function file_all(entries)
     return cjson.encode({ fields = out })
   end
 
+  -- What cjson takes and others do not: raw control characters in strings, numbers
+  -- in hex, with a plus or zeros before them or without a digit beside the point, and
+  -- more than 127 levels. `payload` is what cjson took, so the rest of it is JSON.
+  local function is_strict(payload)
+    if find(payload, '[%z\1-\8\11\12\14-\31]') then
+      return false
+    end
+    -- A string with a raw tab or newline in it keeps its quotes.
+    local bare = string.gsub(string.gsub(payload, '\\.', ''), '"[^"\t\n\r]*"', 's')
+    bare = ' ' .. bare .. ' '
+    for _, wrong in ipairs({ '["xX]', '[^eE]%+', '[^%d%.eE%+%-]%-?0%d', '[^%d]%.', '%.[^%d]' }) do
+      if find(bare, wrong) then
+        return false
+      end
+    end
+    local depth = 0
+    for opened, closed in string.gmatch(string.gsub(bare, '[^%[%]{}]', ''), '([%[{]+)([%]}]+)') do
+      depth = depth + #opened
+      if depth > 127 then
+        return false
+      end
+      depth = depth - #closed
+    end
+    return true
+  end
+
   local function is_json(payload)
     local ok, value = pcall(cjson.decode, payload)
     -- Encoding again finds NaN and infinity, which decoding lets pass.
-    return ok and pcall(cjson.encode, value)
+    return ok and pcall(cjson.encode, value) and is_strict(payload)
   end
 
   local function is_trace(s)
@@ -84,11 +110,16 @@ local function file_all(entries)
     count('created', 1)
   end
 
-  local function file(message, list, rules)
+  local function by_name(list)
     local f = {}
     for i = 1, #list, 2 do
       f[list[i]] = list[i + 1]
     end
+    return f
+  end
+
+  local lane, touched_before
+  local function file(message, f, rules)
     local id = one_of(f, 'task_id', 'taskId', 'id', 'job_id', 'jobId')
     local kind = one_of(f, 'tool_name', 'toolName', 'type', 'task_type', 'taskType', 'job_type', 'kind') or 'default'
     local payload = f.payload or f.payload_json
@@ -139,7 +170,8 @@ local function file_all(entries)
     if not problem and key == '' and rules.requirement == 'Required' then
       problem = 'idempotency_key is missing, and this queue requires one'
     end
-    local lane = kind .. ':' .. priority
+    lane = kind .. ':' .. priority
+    touched_before = touched[lane]
     if not problem and call('SISMEMBER', P .. 'lanes', lane) == 0 and first_lanes() >= rules.lanes then
       problem = 'the queue has as many lanes (types times priorities) as it may have'
     end
@@ -179,12 +211,21 @@ local function file_all(entries)
     default = head[8], payload = head[9], source = head[10], requirement = head[11],
     lanes = head[12],
   }
+  -- One that fails (its lane's key may be no stream) must not hold up those behind it,
+  -- nor a claim: it is dead, and its lane is not announced.
   local messages = {}
   for i, entry in ipairs(entries) do
+    local f = by_name(entry[2])
+    lane = nil
+    local ok, problem = pcall(file, entry[1], f, rules)
+    if not ok then
+      if lane then
+        touched[lane] = touched_before
+      end
+      refuse('raw-' .. entry[1], 'default', rules.default, f, f.payload or f.payload_json, rules, '', '', '',
+        'could not be filed: ' .. (type(problem) == 'table' and problem.err or tostring(problem)))
+    end
     messages[i] = entry[1]
-  end
-  for _, entry in ipairs(entries) do
-    file(entry[1], entry[2], rules)
   end
   call('XACK', KEYS[2], group, unpack(messages))
   call('XDEL', KEYS[2], unpack(messages))

@@ -99,6 +99,17 @@ local function lose(id, t, key, entry, reason, crash, words)
   return letter
 end
 
+-- A pending entry that is nobody's lease. A task that waits, and that a
+-- stranger read, goes into its lane again.
+local function clear(id, t, key, entry)
+  if t and t[5] == entry[1] then
+    t[5] = push(lane_of(t), t[10], t[11], id, entry[2][2], entry[2][4] or '')
+    call('HSET', LIVE, id, pack(t))
+  end
+  call('XACK', key, group, entry[1])
+  call('XDEL', key, entry[1])
+end
+
 -- Frees a finished task's key, as the scope says.
 local function release_key(id, letter, key, tenant)
   if key ~= '' then
@@ -173,6 +184,6 @@ local function reclaimed_detail(id, t)
 end
 
 return {
-  remember = remember, die = die, run_again = run_again, lose = lose, release_key = release_key,
+  remember = remember, die = die, run_again = run_again, lose = lose, clear = clear, release_key = release_key,
   answer_aliases = answer_aliases, finish = finish, wait_ms = wait_ms, reclaimed_detail = reclaimed_detail,
 }

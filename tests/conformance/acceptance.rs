@@ -17,7 +17,7 @@ use super::fixture::{Fixture, failure, success, task};
 
 /// The stream protocol's own numbers: three retries after 1, 5 and 15 minutes,
 /// a key for every task, and nothing but the visibility timeout takes a task back.
-fn s0(policy: &mut Policy) {
+fn stream_protocol(policy: &mut Policy) {
     policy.visibility_timeout = Duration::from_secs(300);
     policy.heartbeat_period = Duration::from_secs(30);
     policy.reclaim.on = [ReclaimCause::VisibilityTimeout].into();
@@ -104,7 +104,7 @@ async fn rp_005_a_second_final_write_is_refused_and_counted(fx: &Fixture) {
 }
 
 async fn s0_criterion_1_a_success_is_created_claimed_succeeded_and_acknowledged(fx: &Fixture) {
-    fx.set(s0).await;
+    fx.set(stream_protocol).await;
     fx.enqueue(keyed("search", "k")).await;
     let task = fx.claim_one().await;
     assert_eq!(fx.counts().await.running, 1, "pending until it is settled");
@@ -118,7 +118,7 @@ async fn s0_criterion_1_a_success_is_created_claimed_succeeded_and_acknowledged(
 }
 
 async fn s0_criterion_2_a_failing_task_reaches_the_dead_letters_with_every_event(fx: &Fixture) {
-    fx.set(s0).await;
+    fx.set(stream_protocol).await;
     fx.enqueue(keyed("search", "k")).await;
     let mut waits = Vec::new();
     let last = loop {
@@ -155,7 +155,7 @@ async fn s0_criterion_2_a_failing_task_reaches_the_dead_letters_with_every_event
 
 /// closes: taskiq-redis#130 (nobody reads the pending list)
 async fn s0_criterion_3_a_task_of_a_stopped_worker_is_reclaimed_after_the_timeout_and_done(fx: &Fixture) {
-    fx.set(s0).await;
+    fx.set(stream_protocol).await;
     let id = fx.enqueue(keyed("search", "k")).await.id;
     let lost = fx.claim_one_as("stopped").await;
     fx.advance(Duration::from_secs(299));
@@ -179,7 +179,7 @@ async fn s0_criterion_3_a_task_of_a_stopped_worker_is_reclaimed_after_the_timeou
 }
 
 async fn s0_criterion_4_the_same_key_never_becomes_a_second_task(fx: &Fixture) {
-    fx.set(s0).await;
+    fx.set(stream_protocol).await;
     let first = fx.enqueue(keyed("pay", "order-7")).await;
     let again = fx.enqueue(keyed("pay", "order-7")).await;
     assert_eq!((again.id, again.created), (first.id.clone(), false));
@@ -202,7 +202,7 @@ async fn s0_criterion_4_the_same_key_never_becomes_a_second_task(fx: &Fixture) {
 }
 
 async fn a_task_without_a_key_is_refused_where_the_protocol_wants_one(fx: &Fixture) {
-    fx.set(s0).await;
+    fx.set(stream_protocol).await;
     let refused = fx.broker.enqueue(&[task("pay")]).await.expect_err("no key");
     assert!(refused.to_string().contains("idempotency key"), "{refused}");
     fx.raw(&[("task_id", "keyless"), ("tool_name", "pay"), ("payload", &json!({}).to_string())]).await;
