@@ -18,6 +18,7 @@ use super::history::HistoryKeeper;
 use super::loops::Loops;
 use super::metrics::OperatorMetrics;
 use super::options::{Namespaces, Options};
+use super::pods::book::PodBook;
 use super::requeue::Failures;
 use super::said::Said;
 use super::secrets::Secrets;
@@ -43,6 +44,8 @@ pub struct Context {
     pub connections: Connections,
     /// The queues that are looked after.
     pub directory: Directory,
+    /// What is known of the pods of all pools.
+    pub(super) pods: PodBook,
     /// Where history goes, if anywhere.
     pub event_log: Option<EventLog>,
     /// Whether history is kept.
@@ -79,6 +82,7 @@ impl Context {
             failures: Failures::default(),
             connections: Connections::new(options.default_redis.clone(), secrets, cluster.clone()),
             directory: Directory::default(),
+            pods: PodBook::default(),
             loops: Loops::start(loop_metrics),
             history: HistoryKeeper::new(event_log.clone()),
             said: Said::default(),

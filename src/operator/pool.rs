@@ -47,7 +47,7 @@ use self::scaling::Slack;
 use super::context::Context;
 use super::error::OperatorError;
 use super::metrics::Outcome;
-use super::pods::{self, book::PodBook};
+use super::pods;
 use super::secrets::Secrets;
 use crate::crd::{TaskQueue, WorkerPool};
 
@@ -64,7 +64,6 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// What the reconciliations of one watch share.
 struct Shared {
     context: Arc<Context>,
-    book: Arc<PodBook>,
     pacing: Arc<Pacing>,
     secrets: Arc<Secrets>,
     asking: Arc<Asking>,
@@ -92,7 +91,7 @@ impl Shared {
         let Some(uid) = pool.uid() else { return };
         self.memory().remove(&uid);
         self.pacing.forget(&uid);
-        self.book.forget_pool(&uid);
+        self.context.pods.forget_pool(&uid);
         self.context.failures.forget(&uid);
         self.context.status.forget(&uid);
     }
@@ -100,7 +99,6 @@ impl Shared {
 
 /// Looks after WorkerPools, and their pods, until the term ends.
 pub(super) async fn run(context: Arc<Context>) {
-    let book = Arc::new(PodBook::default());
     let (pacing, secrets) = (Arc::new(Pacing::default()), Arc::new(Secrets::new(context.client.clone())));
     let asking = Arc::new(Asking::default());
     let mut controllers = Vec::new();
@@ -110,7 +108,6 @@ pub(super) async fn run(context: Arc<Context>) {
         let (lookout, stirred) = Lookout::new();
         let shared = Arc::new(Shared {
             context: context.clone(),
-            book: book.clone(),
             pacing: pacing.clone(),
             secrets: secrets.clone(),
             asking: asking.clone(),
@@ -123,7 +120,7 @@ pub(super) async fn run(context: Arc<Context>) {
     tokio::select! {
         () = term.cancelled() => {}
         _ = futures::future::join_all(controllers) => {}
-        () = pods::run(context, book) => {}
+        () = pods::run(context) => {}
     }
 }
 

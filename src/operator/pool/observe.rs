@@ -155,8 +155,9 @@ async fn ask(pool: &WorkerPool, known: &KnownQueue, shared: &Shared) -> Option<W
 
 /// Workers of the pool whose pods nobody knows may have lost them while nobody watched.
 fn look_for_strangers(workers: &[WorkerRecord], known: &KnownQueue, shared: &Shared) {
-    let is_strange = |worker: &WorkerRecord| worker.info.pod_uid.as_deref().is_some_and(|uid| !shared.book.knows(uid));
-    if shared.book.is_complete() && workers.iter().any(is_strange) {
-        shared.book.look_at(&known.name);
+    let book = &shared.context.pods;
+    let is_strange = |worker: &WorkerRecord| worker.info.pod_uid.as_deref().is_some_and(|uid| !book.knows(uid));
+    if book.is_complete() && workers.iter().any(is_strange) {
+        book.look_at(&known.name);
     }
 }

@@ -60,7 +60,7 @@ pub(super) async fn reconcile(pool: &Guarded, shared: &Shared) -> Result<Action,
         Err(unreadable) => return say_unreadable(pool, &unreadable.error, shared).await,
     };
     let uid = pool.metadata.uid.clone().ok_or(OperatorError::Incomplete("a UID"))?;
-    shared.book.know_pool(&uid);
+    shared.context.pods.know_pool(&uid);
     // What it owns goes with it; nothing else of it is anywhere.
     if pool.metadata.deletion_timestamp.is_some() {
         shared.lookout.wake(&key(pool));
@@ -193,7 +193,7 @@ async fn apply(
 /// Says what each pod is worth by what it runs, so that idle ones go first.
 async fn price_pods(namespace: &str, pool: &str, work: &Work, shared: &Shared) {
     let api = &shared.context.api::<Pod>(namespace);
-    let patches = shared.book.pods(namespace, pool).into_iter().filter_map(|(uid, pod)| {
+    let patches = shared.context.pods.pods(namespace, pool).into_iter().filter_map(|(uid, pod)| {
         let cost = i64::try_from(work.held_by_pod(&uid)).unwrap_or(i64::MAX).min(i64::from(i32::MAX));
         let patch = json!({ "metadata": { "uid": uid, "annotations": { DELETION_COST: cost.to_string() } } });
         (pod.deletion_cost != cost).then_some((pod.name, patch))
