@@ -296,7 +296,8 @@ async fn say_unreadable(pool: &Guarded, error: &str, shared: &Shared) -> Result<
     let (meta, context) = (pool.meta(), &shared.context);
     let sentence = format!("this version of the operator cannot read the object: {error}");
     // Its status may be what cannot be read, so what was said is remembered here.
-    if !context.said.is_new(meta.uid.as_deref().unwrap_or_default(), &sentence) {
+    let uid = meta.uid.as_deref().unwrap_or_default();
+    if context.said.was(uid, &sentence) {
         return Ok(Action::await_change());
     }
     let generation = meta.generation;
@@ -308,6 +309,7 @@ async fn say_unreadable(pool: &Guarded, error: &str, shared: &Shared) -> Result<
     };
     let (namespace, _) = key(pool);
     context.status.write(&context.api::<Guarded>(&namespace), meta, None, &status).await?;
+    context.said.remember(uid, &sentence);
     context.events.tell(&pool.object_ref(&()), Weight::Warning, Reason::NotUnderstood.as_str(), sentence).await;
     Ok(Action::await_change())
 }
