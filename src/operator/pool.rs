@@ -48,7 +48,6 @@ use super::context::Context;
 use super::error::OperatorError;
 use super::metrics::Outcome;
 use super::pods;
-use super::secrets::Secrets;
 use crate::crd::{TaskQueue, WorkerPool};
 
 /// An object that may turn out not to be readable: one such must not stop the others.
@@ -65,7 +64,6 @@ const LONGEST: Duration = Duration::from_secs(60);
 struct Shared {
     context: Arc<Context>,
     pacing: Arc<Pacing>,
-    secrets: Arc<Secrets>,
     asking: Arc<Asking>,
     lookout: Lookout,
     memory: Mutex<HashMap<String, Memory>>,
@@ -99,8 +97,7 @@ impl Shared {
 
 /// Looks after WorkerPools, and their pods, until the term ends.
 pub(super) async fn run(context: Arc<Context>) {
-    let (pacing, secrets) = (Arc::new(Pacing::default()), Arc::new(Secrets::new(context.client.clone())));
-    let asking = Arc::new(Asking::default());
+    let (pacing, asking) = (Arc::new(Pacing::default()), Arc::new(Asking::default()));
     let mut controllers = Vec::new();
     // A watch for each namespace has its own objects; in one store they would take each other for deleted.
     let others = context.apis().into_iter().zip(context.apis());
@@ -109,7 +106,6 @@ pub(super) async fn run(context: Arc<Context>) {
         let shared = Arc::new(Shared {
             context: context.clone(),
             pacing: pacing.clone(),
-            secrets: secrets.clone(),
             asking: asking.clone(),
             lookout,
             memory: Mutex::default(),

@@ -11,7 +11,7 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 
-use super::deployment::{Draft, Owned, fingerprint, kept, manifest, owned};
+use super::deployment::{Draft, Footing, Owned, fingerprint, kept, manifest, owned};
 use super::environment::Identity;
 use super::judge::{Findings, QueueFound, TemplateFound, judge};
 use super::observe::{Ground, Observed, Work, observe};
@@ -141,7 +141,8 @@ fn draft(pool: &WorkerPool, uid: &str, ground: &Ground, shared: &Shared) -> Resu
     let (worker_image, pull) = (&options.worker_image, options.worker_image_pull_policy);
     let around = Surroundings { worker_image, pull, identity };
     let built = build(&pool.spec, &around).map_err(|problem| problem.to_string())?;
-    Ok((Draft::new(pool, &built, &ground.fingerprint), built.remarks))
+    let footing = Footing { broker: ground.broker.as_ref(), versions: &ground.versions };
+    Ok((Draft::new(pool, &built, footing), built.remarks))
 }
 
 /// What was last said of the template, if that was the API server's yes to this generation of it.
