@@ -1,8 +1,9 @@
 //! What many pools share reaches them a few at a time.
 
 use k8s_openapi::api::apps::v1::Deployment;
-use kube::api::Patch;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::json;
+use windlass::crd::TaskQueue;
 
 use super::ground::Ground;
 
@@ -115,4 +116,72 @@ async fn another_address_of_the_operators_redis_reaches_a_few_pools_at_a_time() 
     for name in rest {
         ground.deployment(name, "to name the new address", told).await;
     }
+}
+
+/// Has the API server refuse Deployments of these names with that image, as a policy of the cluster would.
+async fn refuse(ground: &Ground, names: &[&str], new: &str) {
+    let namespace = &*ground.namespace;
+    let expression = format!(
+        "!(object.metadata.name in {names:?}) || object.spec.template.spec.containers.all(one, one.image != '{new}')"
+    );
+    let rules = json!([{"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["deployments"]}]);
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": namespace},
+        "spec": {"matchConstraints": {"resourceRules": rules}, "validations": [{"expression": expression, "message": "not this image"}]},
+    });
+    let here = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}});
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": namespace},
+        "spec": {"policyName": namespace, "validationActions": ["Deny"], "matchResources": here},
+    });
+    ground.cluster.apply(namespace, &format!("{policy}\n---\n{binding}")).await;
+    let change = Patch::Strategic(
+        json!({"spec": {"template": {"spec": {"containers": [{"name": "windlass-worker", "image": new}]}}}}),
+    );
+    let in_force = async || {
+        let answer = ground.deployments().patch(names[0], &PatchParams::default().dry_run(), &change).await;
+        answer.map_or_else(|_| Ok(()), |_| Err("it is taken".to_owned()))
+    };
+    ground.cluster.wait_for(namespace, "the policy to be in force", in_force).await;
+}
+
+#[tokio::test]
+async fn pools_that_cannot_roll_keep_no_other_from_its_turn() {
+    let ground = Ground::new().await;
+    let (refused, rolling) = (["a", "b", "c"], ["d", "e", "f"]);
+    for (queue, pools) in [("first", &refused[..]), ("second", &rolling[..]), ("third", &["g"][..])] {
+        ground.queue(queue).await;
+        for name in pools {
+            ground.pool(name, queue, json!({})).await;
+            ground.replicas(name, 1).await;
+        }
+    }
+    let queues: Api<TaskQueue> = Api::namespaced(ground.client.clone(), &ground.namespace);
+    let delete = async |queue: &str, pool: &str| {
+        queues.delete(queue, &DeleteParams::default()).await.expect("deleted");
+        ground.condition(pool, "QueueResolved", "False", "QueueNotFound").await;
+    };
+    delete("second", "d").await;
+    delete("third", "g").await;
+    ground.stop_operator();
+    refuse(&ground, &refused, "windlass:two").await;
+    ground.start_operator("windlass:two");
+    for name in refused {
+        ground.condition(name, "TemplateAccepted", "False", "TemplateRefused").await;
+    }
+    ground.queue("second").await;
+    for name in rolling {
+        ground.deployment(name, "to have the new image", |found| image(found) == "windlass:two").await;
+    }
+
+    // The three roll until their pods are ready, which they never are here, or until their queue is gone.
+    ground.queue("third").await;
+    ground
+        .cluster
+        .wait_for(&ground.namespace, "the last one to wait for its turn", async || {
+            if waits(&ground, "g").await { Ok(()) } else { Err("it does not".to_owned()) }
+        })
+        .await;
+    delete("second", "d").await;
+    ground.deployment("g", "to have the new image", |found| image(found) == "windlass:two").await;
 }

@@ -64,6 +64,7 @@ pub(super) async fn reconcile(pool: &Guarded, shared: &Shared) -> Result<Action,
     // What it owns goes with it; nothing else of it is anywhere.
     if pool.metadata.deletion_timestamp.is_some() {
         shared.lookout.wake(&key(pool));
+        shared.pacing.forget(&uid);
         return Ok(Action::await_change());
     }
     let mut observed = observe(pool, shared).await?;
@@ -82,10 +83,15 @@ pub(super) async fn reconcile(pool: &Guarded, shared: &Shared) -> Result<Action,
 async fn plan(pool: &WorkerPool, uid: &str, observed: &Observed, shared: &Shared) -> Result<Plan, OperatorError> {
     let scale = scale(pool, uid, observed, shared);
     let live = observed.live.as_ref();
+    // What stays as it is does not roll: the turn is somebody else's.
+    let without_turn = |draft, template| {
+        shared.pacing.forget(uid);
+        Plan { draft, template, scale: scale.clone(), waits_for_turn: false }
+    };
     if live.is_some_and(|live| owned(live, pool) == Owned::Foreign) {
-        return Ok(Plan { draft: None, template: TemplateFound::NameTaken, scale, waits_for_turn: false });
+        return Ok(without_turn(None, TemplateFound::NameTaken));
     }
-    let stay = |template| Plan { draft: live.and_then(kept), template, scale: scale.clone(), waits_for_turn: false };
+    let stay = |template| without_turn(live.and_then(kept), template);
     let Some(ground) = &observed.ground else {
         let template = judged_before(pool).map_or(TemplateFound::NotJudged, TemplateFound::AsBefore);
         return Ok(stay(template));
@@ -104,9 +110,9 @@ async fn plan(pool: &WorkerPool, uid: &str, observed: &Observed, shared: &Shared
         Some(before) => TemplateFound::AsBefore(before),
         None => {
             let (namespace, _) = key(pool);
-            let asked =
-                verdict::ask(&shared.context.client, &namespace, &manifest(pool, &draft, scale.replicas)).await?;
-            match asked {
+            let wanted = manifest(pool, &draft, scale.replicas);
+            let verdict = verdict::ask(&shared.context.client, &namespace, &wanted).await;
+            match verdict.inspect_err(|_| shared.pacing.forget(uid))? {
                 Verdict::Accepted(warnings) => TemplateFound::Accepted(remarks.into_iter().chain(warnings).collect()),
                 // What is there goes on until the template is mended.
                 Verdict::Refused(why) => return Ok(stay(TemplateFound::Refused(why))),
@@ -298,6 +304,7 @@ async fn say_unreadable(pool: &Guarded, error: &str, shared: &Shared) -> Result<
     let sentence = format!("this version of the operator cannot read the object: {error}");
     // Its status may be what cannot be read, so what was said is remembered here.
     let uid = meta.uid.as_deref().unwrap_or_default();
+    shared.pacing.forget(uid);
     if context.said.was(uid, &sentence) {
         return Ok(Action::await_change());
     }
