@@ -146,12 +146,12 @@ fn scaling(scale: &Scale) -> Judgement {
         Because::Demand { .. } => {
             Judgement::yes(ScalingActive, Reason::FollowsDemand, format!("{number} pods are what the work needs"))
         }
-        Because::Settling { enough } => Judgement::yes(
+        // How many it would want changes with every task, and is no news.
+        Because::Settling => Judgement::yes(
             ScalingActive,
             Reason::FollowsDemand,
-            format!("{enough} pods would do: {number} stay until that has been so for scaleDownAfterSeconds"),
+            format!("fewer pods would do: {number} stay until that has been so for scaleDownAfterSeconds"),
         ),
-        // How many it would want changes with every task, and is no news.
         Because::AtMost { .. } => Judgement::yes(
             ScalingActive,
             Reason::AtMaximum,

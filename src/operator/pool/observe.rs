@@ -1,5 +1,6 @@
 //! What there is: the pool's queue, its Deployment, and what there is to do.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
@@ -14,6 +15,7 @@ use crate::broker::{Broker, Demand, WorkerRecord};
 use crate::crd::{self, TaskQueue, WorkerPool};
 use crate::operator::directory::KnownQueue;
 use crate::operator::error::OperatorError;
+use crate::operator::pods::book::PodBook;
 use crate::operator::reasons::ConditionType;
 use crate::operator::secrets::{self, SecretProblem};
 use crate::protocol::names::{Capabilities, QueueName, TaskType};
@@ -50,6 +52,13 @@ impl Work {
     pub(super) fn held_by_pod(&self, uid: &str) -> u64 {
         let of_pod = self.workers.iter().filter(|worker| worker.info.pod_uid.as_deref() == Some(uid));
         of_pod.map(|worker| self.held_by(worker)).sum()
+    }
+
+    /// How many pods hold tasks, those left out that are on their way out anyway.
+    pub(super) fn busy_pods(&self, book: &PodBook) -> u32 {
+        let busy = self.workers.iter().filter(|worker| self.held_by(worker) > 0);
+        let pods: BTreeSet<_> = busy.filter_map(|worker| worker.info.pod_uid.as_deref()).collect();
+        u32::try_from(pods.into_iter().filter(|uid| !book.is_leaving(uid)).count()).unwrap_or(u32::MAX)
     }
 
     /// How many tasks all of them hold.

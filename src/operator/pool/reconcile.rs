@@ -127,7 +127,9 @@ fn scale(pool: &WorkerPool, uid: &str, observed: &Observed, shared: &Shared) -> 
     let memory = memory.entry(uid.to_owned()).or_default();
     let current = observed.live.as_ref().and_then(|live| live.spec.as_ref()?.replicas);
     let demand = observed.work.as_ref().map(|work| &work.demand);
-    let situation = Situation { spec: &pool.spec, current, demand, slack: memory.slack, now: Instant::now() };
+    let busy = observed.work.as_ref().map_or(0, |work| work.busy_pods(&shared.context.pods));
+    let (slack, now) = (memory.slack, Instant::now());
+    let situation = Situation { spec: &pool.spec, current, demand, busy, slack, now };
     let (scale, slack) = decide(&situation);
     memory.slack = slack;
     scale
@@ -221,7 +223,7 @@ async fn tell_scaled(pool: &WorkerPool, before: Option<i32>, scale: &Scale, shar
         Because::Asked => "replicas says so".to_owned(),
         Because::Demand { tasks } => format!("{tasks} tasks wait or run"),
         Because::AtMost { .. } => "maxReplicas allows no more".to_owned(),
-        Because::Settling { .. } | Because::Paused | Because::Unknown => "autoscaling's bounds say so".to_owned(),
+        Because::Settling | Because::Paused | Because::Unknown => "autoscaling's bounds say so".to_owned(),
     };
     let note = match before {
         None => format!("made a Deployment of {number} pods: {why}"),
