@@ -94,18 +94,12 @@ async fn serve_terms(standing: &Standing, pulse: &Pulse, shutdown: &Cancellation
     let mut election = Election::new(standing.client.clone(), lease, instance);
     let mut said = false;
     loop {
-        let beat = |trouble: Option<&OperatorError>| match trouble {
-            None => {
-                pulse.well();
-                said = false;
+        let beat = |trouble: Option<&OperatorError>| {
+            tell(pulse, trouble);
+            if let Some(error) = trouble.filter(|_| !said) {
+                tracing::warn!(%error, "the Lease could not be looked at");
             }
-            Some(error) => {
-                pulse.troubled(error.to_string());
-                if !said {
-                    tracing::warn!(%error, "the Lease could not be looked at");
-                }
-                said = true;
-            }
+            said = trouble.is_some();
         };
         let held = tokio::select! {
             held = election.acquire(beat) => held,
@@ -131,6 +125,14 @@ async fn serve_terms(standing: &Standing, pulse: &Pulse, shutdown: &Cancellation
     }
 }
 
+/// The process goes on, with the API server or without it.
+fn tell(pulse: &Pulse, trouble: Option<&OperatorError>) {
+    match trouble {
+        None => pulse.well(),
+        Some(error) => pulse.troubled(error.to_string()),
+    }
+}
+
 /// Why a term ended.
 enum End {
     Lost(OperatorError),
@@ -151,7 +153,7 @@ async fn serve_term(
     work.spawn(election::guard(held.mandate.clone(), term.clone()));
     work.spawn(lead(context));
     let lost = tokio::select! {
-        error = election.keep(&mut held, || pulse.well()) => Some(error),
+        error = election.keep(&mut held, |trouble| tell(pulse, trouble)) => Some(error),
         () = term.cancelled() => Some(OperatorError::LeaseLost("it could not be renewed in time".to_owned())),
         () = shutdown.cancelled() => None,
     };

@@ -22,6 +22,7 @@ mod operator_pools {
     mod namespaces;
     mod neighbours;
     mod owners;
+    mod pace;
     mod queues;
     mod reports;
     mod rights;

@@ -66,7 +66,8 @@ pub enum Unresolved {
 pub struct Connection {
     /// The Redis.
     pub redis: Redis,
-    /// Changes with the address, the credentials and the certificate authority. Tells nothing about them.
+    /// Changes with the address, the credentials and the certificate authority. Whoever has it can try passwords
+    /// on it, so it stays in this process.
     pub fingerprint: String,
     probe: RedisBroker,
     seen: tokio::sync::Mutex<Option<(Instant, Health)>>,
@@ -98,7 +99,11 @@ impl Connection {
         {
             return health.clone();
         }
-        let health = self.probe.server_report().await;
+        let mut health = self.probe.server_report().await;
+        if health.is_err() && seen.as_ref().is_some_and(|(_, before)| before.is_ok()) {
+            // One that was slow once is no news for a thousand queues.
+            health = self.probe.server_report().await;
+        }
         *seen = Some((Instant::now(), health.clone()));
         health
     }
@@ -107,15 +112,13 @@ impl Connection {
 /// The connections that are in use.
 pub struct Connections {
     default: Option<DefaultRedis>,
-    secrets: Secrets,
-    /// What fingerprints are made with, so that they tell nothing outside of this cluster.
-    salt: String,
+    secrets: Arc<Secrets>,
     open: Mutex<HashMap<String, Weak<Connection>>>,
 }
 
 impl Connections {
-    pub(super) fn new(default: Option<DefaultRedis>, secrets: Secrets, salt: String) -> Self {
-        Self { default, secrets, salt, open: Mutex::default() }
+    pub(super) fn new(default: Option<DefaultRedis>, secrets: Arc<Secrets>) -> Self {
+        Self { default, secrets, open: Mutex::default() }
     }
 
     /// The connection of a queue; Secrets that it needs were read no longer ago than `freshness`.
@@ -126,7 +129,7 @@ impl Connections {
         freshness: Duration,
     ) -> Result<Arc<Connection>, Unresolved> {
         let (url, ca_pem) = self.address(namespace, spec, freshness).await?;
-        let fingerprint = self.fingerprint(&url, ca_pem.as_deref());
+        let fingerprint = fingerprint(&url, ca_pem.as_deref());
         let mut open = self.open.lock().expect("invariant: no panic while held");
         if let Some(known) = open.get(&fingerprint).and_then(Weak::upgrade) {
             return Ok(known);
@@ -161,13 +164,13 @@ impl Connections {
         };
         Ok((redis.engine_url(&url), ca_pem))
     }
+}
 
-    fn fingerprint(&self, url: &str, ca_pem: Option<&[u8]>) -> String {
-        let mut digest = sha1_smol::Sha1::new();
-        for part in [self.salt.as_bytes(), url.as_bytes(), ca_pem.unwrap_or_default()] {
-            digest.update(&(part.len() as u64).to_be_bytes());
-            digest.update(part);
-        }
-        digest.digest().to_string()
+fn fingerprint(url: &str, ca_pem: Option<&[u8]>) -> String {
+    let mut digest = sha1_smol::Sha1::new();
+    for part in [url.as_bytes(), ca_pem.unwrap_or_default()] {
+        digest.update(&(part.len() as u64).to_be_bytes());
+        digest.update(part);
     }
+    digest.digest().to_string()
 }

@@ -18,6 +18,7 @@ use super::history::HistoryKeeper;
 use super::loops::Loops;
 use super::metrics::OperatorMetrics;
 use super::options::{Namespaces, Options};
+use super::pods::book::PodBook;
 use super::requeue::Failures;
 use super::said::Said;
 use super::secrets::Secrets;
@@ -43,10 +44,14 @@ pub struct Context {
     pub connections: Connections,
     /// The queues that are looked after.
     pub directory: Directory,
+    /// What is known of the pods of all pools.
+    pub(super) pods: PodBook,
     /// Where history goes, if anywhere.
     pub event_log: Option<EventLog>,
     /// Whether history is kept.
     pub history: HistoryKeeper,
+    /// Values out of Secrets.
+    pub(super) secrets: Arc<Secrets>,
     /// What the operator tells Prometheus about itself.
     pub metrics: OperatorMetrics,
     /// What was said about objects whose status cannot tell.
@@ -72,16 +77,18 @@ impl Context {
     /// The context of a new term.
     pub(super) fn new(standing: &Standing, mandate: Mandate, term: CancellationToken) -> Arc<Self> {
         let Standing { client, options, cluster, event_log, loop_metrics, metrics } = standing.clone();
-        let secrets = Secrets::new(client.clone());
+        let secrets = Arc::new(Secrets::new(client.clone()));
         Arc::new(Self {
             events: Events::new(client.clone(), &options.instance),
             status: StatusWriter::default(),
             failures: Failures::default(),
-            connections: Connections::new(options.default_redis.clone(), secrets, cluster.clone()),
+            connections: Connections::new(options.default_redis.clone(), secrets.clone()),
             directory: Directory::default(),
+            pods: PodBook::default(),
             loops: Loops::start(loop_metrics),
             history: HistoryKeeper::new(event_log.clone()),
             said: Said::default(),
+            secrets,
             metrics,
             mandate,
             client,

@@ -114,21 +114,24 @@ impl Election {
         left.filter(|left| !left.is_zero()).map_or(usual, |left| left.min(usual))
     }
 
-    /// Renews the Lease until it is lost, or until somebody else ends it.
-    pub(super) async fn keep(&self, held: &mut Held, mut beat: impl FnMut()) -> OperatorError {
+    /// Renews the Lease until it is lost, or until somebody else ends it. `beat` is called as in [`Election::acquire`].
+    pub(super) async fn keep(&self, held: &mut Held, mut beat: impl FnMut(Option<&OperatorError>)) -> OperatorError {
         loop {
             tokio::time::sleep(RENEW_EVERY).await;
             loop {
-                beat();
                 let began = Instant::now();
                 match self.renew(held).await {
                     Ok(()) => {
+                        beat(None);
                         held.renewed = began;
                         held.mandate.extend(began + STOP_AFTER);
                         break;
                     }
                     Err(error) if matches!(error, OperatorError::LeaseLost(_)) => return error,
-                    Err(error) => tracing::warn!(%error, "the Lease could not be renewed"),
+                    Err(error) => {
+                        beat(Some(&error));
+                        tracing::warn!(%error, "the Lease could not be renewed");
+                    }
                 }
                 if held.renewed.elapsed() + Duration::from_secs(1) >= STOP_AFTER {
                     return OperatorError::LeaseLost("it could not be renewed in time".to_owned());
@@ -293,6 +296,17 @@ mod tests {
         let nearly = Duration::from_millis(70);
         assert_eq!(election.until_next_look(start + GOOD_FOR - nearly), nearly);
         assert!(election.until_next_look(start + GOOD_FOR) >= LOOK_EVERY.mul_f64(0.8), "no haste where it is refused");
+    }
+
+    #[tokio::test]
+    async fn a_holder_whose_renewals_fail_says_so_with_each_of_them() {
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let (election, mut said) = (election(), Vec::new());
+        // Its time is nearly over, so the first failure is the last one.
+        let mut held = Held::new(Lease::default(), Instant::now() - STOP_AFTER);
+        let ended = election.keep(&mut held, |trouble| said.push(trouble.map(ToString::to_string))).await;
+        assert!(matches!(ended, OperatorError::LeaseLost(_)), "{ended}");
+        assert!(matches!(&said[..], [Some(words)] if words.contains("renew the Lease")), "{said:?}");
     }
 
     #[test]

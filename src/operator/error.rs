@@ -30,6 +30,9 @@ pub enum OperatorError {
     /// A step took too long as a whole.
     #[error("it took longer than {0:?}, and was cut off")]
     TooLong(std::time::Duration),
+    /// A step broke off; what it said is on standard error.
+    #[error("it panicked, and was cut off")]
+    Panicked,
     /// Somebody else leads, or may.
     #[error("the Lease is lost: {0}")]
     LeaseLost(String),
@@ -54,7 +57,7 @@ impl OperatorError {
             Self::Broker(error) => error.class(),
             Self::NoAnswer { .. } | Self::TooLong(_) => ErrorClass::Transient,
             Self::LeaseLost(_) | Self::LeaseChanged => ErrorClass::Conflict,
-            Self::Incomplete(_) => ErrorClass::Bug,
+            Self::Incomplete(_) | Self::Panicked => ErrorClass::Bug,
             Self::Start(_) => ErrorClass::Invalid,
         }
     }

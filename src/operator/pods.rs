@@ -4,10 +4,11 @@
 //! API server proves to be dead. Must not know: what a pool wants, how a task runs.
 //!
 //! Main flow: one watch keeps a [`book`] of the pods. A pod whose status tells of
-//! an end that was not known before, or that vanished, makes its queue due; a
-//! queue that is due has its registry of workers compared with the book, and
-//! exactly those whose end is [proven](proof) lose their tasks. The comparison
-//! is of all that is known, so it can be repeated, and is after every failure.
+//! an end that was not known before, or that vanished, makes its queue due, and so
+//! does beginning to look after a queue: its pods may have died before. A queue
+//! that is due has its registry of workers compared with the book, and exactly
+//! those whose end is [proven](proof) lose their tasks. The comparison is of all
+//! that is known, so it can be repeated, and is after every failure.
 
 pub(crate) mod book;
 mod proof;
@@ -26,12 +27,12 @@ use super::context::Context;
 use super::pool::POOL_LABEL;
 
 /// Watches pods until the term ends.
-pub(super) async fn run(context: Arc<Context>, book: Arc<PodBook>) {
+pub(super) async fn run(context: Arc<Context>) {
     let term = context.term.clone();
     tokio::select! {
         () = term.cancelled() => {}
-        () = keep_book(&context, &book) => {}
-        () = reaper::run(&context, &book) => {}
+        () = keep_book(&context, &context.pods) => {}
+        () = reaper::run(&context) => {}
     }
 }
 

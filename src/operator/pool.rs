@@ -47,8 +47,7 @@ use self::scaling::Slack;
 use super::context::Context;
 use super::error::OperatorError;
 use super::metrics::Outcome;
-use super::pods::{self, book::PodBook};
-use super::secrets::Secrets;
+use super::pods;
 use crate::crd::{TaskQueue, WorkerPool};
 
 /// An object that may turn out not to be readable: one such must not stop the others.
@@ -64,9 +63,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// What the reconciliations of one watch share.
 struct Shared {
     context: Arc<Context>,
-    book: Arc<PodBook>,
     pacing: Arc<Pacing>,
-    secrets: Arc<Secrets>,
     asking: Arc<Asking>,
     lookout: Lookout,
     memory: Mutex<HashMap<String, Memory>>,
@@ -92,7 +89,7 @@ impl Shared {
         let Some(uid) = pool.uid() else { return };
         self.memory().remove(&uid);
         self.pacing.forget(&uid);
-        self.book.forget_pool(&uid);
+        self.context.pods.forget_pool(&uid);
         self.context.failures.forget(&uid);
         self.context.status.forget(&uid);
     }
@@ -100,9 +97,7 @@ impl Shared {
 
 /// Looks after WorkerPools, and their pods, until the term ends.
 pub(super) async fn run(context: Arc<Context>) {
-    let book = Arc::new(PodBook::default());
-    let (pacing, secrets) = (Arc::new(Pacing::default()), Arc::new(Secrets::new(context.client.clone())));
-    let asking = Arc::new(Asking::default());
+    let (pacing, asking) = (Arc::new(Pacing::default()), Arc::new(Asking::default()));
     let mut controllers = Vec::new();
     // A watch for each namespace has its own objects; in one store they would take each other for deleted.
     let others = context.apis().into_iter().zip(context.apis());
@@ -110,9 +105,7 @@ pub(super) async fn run(context: Arc<Context>) {
         let (lookout, stirred) = Lookout::new();
         let shared = Arc::new(Shared {
             context: context.clone(),
-            book: book.clone(),
             pacing: pacing.clone(),
-            secrets: secrets.clone(),
             asking: asking.clone(),
             lookout,
             memory: Mutex::default(),
@@ -123,7 +116,7 @@ pub(super) async fn run(context: Arc<Context>) {
     tokio::select! {
         () = term.cancelled() => {}
         _ = futures::future::join_all(controllers) => {}
-        () = pods::run(context, book) => {}
+        () = pods::run(context) => {}
     }
 }
 

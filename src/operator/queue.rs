@@ -28,6 +28,7 @@ use kube::{Api, Resource, ResourceExt};
 use tracing::Instrument;
 
 use self::apply::Applied;
+use self::cleanup::Leaving;
 use self::observe::Observed;
 use self::plan::{Cause, Passes, TAKE_OVER_FROM};
 use self::status::Findings;
@@ -91,6 +92,10 @@ pub(super) async fn run(context: Arc<Context>) {
             .default_backoff()
             .modify(|object: &mut Guarded| lighten(object.meta_mut()))
             .reflect(writer)
+            .inspect({
+                let context = context.clone();
+                move |event| forget_deleted(&context, event)
+            })
             .applied_objects();
         let controller = Controller::for_stream(objects, reader)
             .with_config(Config::default().concurrency(TOGETHER))
@@ -103,6 +108,16 @@ pub(super) async fn run(context: Arc<Context>) {
         _ = futures::future::join_all(controllers) => {}
         () = patrol::patrol(context.clone(), pokes) => {}
         () = reporter::report(context.clone(), stores) => {}
+    }
+}
+
+/// Nothing is kept of an object that is gone, also where it never became a queue that is looked after.
+fn forget_deleted(context: &Context, event: &Result<watcher::Event<Guarded>, watcher::Error>) {
+    if let Ok(watcher::Event::Delete(object)) = event
+        && let Some(uid) = &object.meta().uid
+    {
+        context.status.forget(uid);
+        context.failures.forget(uid);
     }
 }
 
@@ -259,20 +274,26 @@ async fn tell(context: &Context, queue: &TaskQueue, applied: &Applied, new: &Tas
     }
 }
 
-/// An object that this version cannot read says so, and is otherwise left alone.
+/// An object that this version cannot read says so, and is otherwise left alone. It is not kept from going.
 async fn not_understood(context: &Context, object: &Guarded, why: &str) -> Result<Action, OperatorError> {
     let message = format!("this version of the operator cannot read the object: {why}");
     let meta = object.meta();
+    let waits = match meta.deletion_timestamp {
+        Some(_) => match cleanup::let_unreadable_go(context, object, &message).await? {
+            Leaving::Gone => return Ok(Action::await_change()),
+            Leaving::Waits(left) => Some(left),
+        },
+        None => None,
+    };
     let before = object.0.as_ref().ok().and_then(|queue| queue.status.clone());
     let new = status::alone(Reason::NotUnderstood, &message, meta.generation, before.as_ref());
-    let api = context.api::<TaskQueue>(meta.namespace.as_deref().unwrap_or_default());
+    let api = context.api::<Guarded>(meta.namespace.as_deref().unwrap_or_default());
     let uid = meta.uid.clone().unwrap_or_default();
     // Its status may be what cannot be read, so what was said is remembered here.
-    if context.said.is_new(&uid, &message) {
-        let raw: Api<Guarded> = Api::namespaced(context.client.clone(), meta.namespace.as_deref().unwrap_or_default());
-        drop(api);
-        context.status.write(&raw, meta, before.as_ref(), &new).await?;
+    if !context.said.was(&uid, &message) {
+        context.status.write(&api, meta, before.as_ref(), &new).await?;
+        context.said.remember(&uid, &message);
         context.events.tell(&object.object_ref(&()), Weight::Warning, Reason::NotUnderstood.as_str(), &message).await;
     }
-    Ok(Action::await_change())
+    Ok(waits.map_or_else(Action::await_change, Action::requeue))
 }

@@ -195,7 +195,7 @@ reasons! {
     PodsNotReady,
     /// Enough pods are ready, and newer ones replace them.
     RollingOut,
-    /// Enough pods are ready; a newer worker image waits until other pools have it.
+    /// Enough pods are ready; a newer worker image or connection waits until other pools have it.
     WaitsForTurn,
     /// No pods are wanted.
     ScaledToZero,

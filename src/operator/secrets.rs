@@ -14,8 +14,9 @@ use kube::{Api, Client};
 use super::error::code_of;
 use crate::crd::SecretKeyRef;
 
-/// For how long what was read is good.
-pub const GOOD_FOR: Duration = Duration::from_secs(60);
+/// For how long what was read is good. Who finds it almost that old looks again after as long: a Secret that
+/// many share is seen by each within a minute.
+pub const GOOD_FOR: Duration = Duration::from_secs(30);
 /// For how long after a read nobody asks again, not even because a password was refused.
 pub const AT_LEAST: Duration = Duration::from_secs(5);
 
@@ -54,10 +55,15 @@ pub enum SecretProblem {
     },
 }
 
-/// What is in a Secret.
-type Data = Arc<BTreeMap<String, Vec<u8>>>;
+/// What is in a Secret, and which version of it that is.
+#[derive(Clone)]
+struct Contents {
+    data: Arc<BTreeMap<String, Vec<u8>>>,
+    version: String,
+}
+
 /// When a Secret was read, and what was in it.
-type Read = (Instant, Result<Data, SecretProblem>);
+type Read = (Instant, Result<Contents, SecretProblem>);
 
 /// Reads Secrets, and keeps them for a while.
 pub struct Secrets {
@@ -77,9 +83,19 @@ impl Secrets {
         wanted: &SecretKeyRef,
         freshness: Duration,
     ) -> Result<Vec<u8>, SecretProblem> {
-        let data = self.data(namespace, &wanted.name, freshness).await?;
-        let missing = || SecretProblem::NoKey { name: wanted.name.clone(), key: wanted.key.clone() };
-        data.get(&wanted.key).cloned().ok_or_else(missing)
+        let contents = self.contents(namespace, &wanted.name, freshness).await?;
+        contents.data.get(&wanted.key).cloned().ok_or_else(|| missing(wanted))
+    }
+
+    /// What changes with every change of the Secret in which the value is, and tells nothing about it.
+    pub async fn version(
+        &self,
+        namespace: &str,
+        wanted: &SecretKeyRef,
+        freshness: Duration,
+    ) -> Result<String, SecretProblem> {
+        let contents = self.contents(namespace, &wanted.name, freshness).await?;
+        if contents.data.contains_key(&wanted.key) { Ok(contents.version) } else { Err(missing(wanted)) }
     }
 
     /// The same as text, without the line ending that files bring along.
@@ -94,7 +110,7 @@ impl Secrets {
         Ok(String::from_utf8(bytes).map_err(not_text)?.trim().to_owned())
     }
 
-    async fn data(&self, namespace: &str, name: &str, freshness: Duration) -> Result<Data, SecretProblem> {
+    async fn contents(&self, namespace: &str, name: &str, freshness: Duration) -> Result<Contents, SecretProblem> {
         let key = (namespace.to_owned(), name.to_owned());
         let freshness = freshness.max(AT_LEAST);
         if let Some((at, read)) = self.all().get(&key)
@@ -109,17 +125,24 @@ impl Secrets {
         read
     }
 
-    async fn read(&self, namespace: &str, name: &str) -> Result<Data, SecretProblem> {
+    async fn read(&self, namespace: &str, name: &str) -> Result<Contents, SecretProblem> {
         let secret = Api::<Secret>::namespaced(self.client.clone(), namespace).get(name).await;
         let problem = |error: kube::Error| match code_of(&error) {
             Some(404) => SecretProblem::NotFound(name.to_owned()),
             _ => SecretProblem::Unreadable { name: name.to_owned(), why: error.to_string() },
         };
-        let data = secret.map_err(problem)?.data.unwrap_or_default();
-        Ok(Arc::new(data.into_iter().map(|(key, value)| (key, value.0)).collect()))
+        let Secret { data, metadata, .. } = secret.map_err(problem)?;
+        let data = data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0)).collect();
+        // One of the same name that was made anew is another one.
+        let version = [metadata.uid, metadata.resource_version].map(Option::unwrap_or_default).join("/");
+        Ok(Contents { data: Arc::new(data), version })
     }
 
     fn all(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String), Read>> {
         self.read.lock().expect("invariant: no panic while held")
     }
+}
+
+fn missing(wanted: &SecretKeyRef) -> SecretProblem {
+    SecretProblem::NoKey { name: wanted.name.clone(), key: wanted.key.clone() }
 }

@@ -21,7 +21,7 @@ const BETWEEN_COUNTS: Duration = Duration::from_secs(10);
 pub trait Status: Serialize + Clone + PartialEq {
     /// Its conditions.
     fn conditions_mut(&mut self) -> &mut Vec<Condition>;
-    /// Makes all counts, and times that move with them, the same as in `other`.
+    /// Makes all counts, and times and words that move with them, the same as in `other`.
     fn take_counts(&mut self, other: &Self);
 }
 

@@ -1,5 +1,7 @@
 //! Pods that end in every way there is, each with 200 tasks in flight.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, EvictParams};
@@ -9,6 +11,8 @@ use super::stage::{Stage, Watch, application, named};
 
 /// How many tasks are in flight when something happens.
 const IN_FLIGHT: usize = 200;
+/// Far more than it takes on any machine until they run again, and far less than a silence or a lease takes to end.
+const SOON: Duration = Duration::from_secs(30);
 /// How long each takes: long enough for all to be in flight, and to be again.
 const SECONDS: f64 = 20.0;
 
@@ -42,7 +46,8 @@ async fn recovers(stage: &Stage<'_>, watch: Watch, what: &str) -> Vec<Value> {
         })
         .await;
     stage.until("all tasks to run again", again).await;
-    watch.read(&format!("{what}: until all {IN_FLIGHT} tasks run again"));
+    let took = watch.read(&format!("{what}: until all {IN_FLIGHT} tasks run again"));
+    assert!(took < SOON, "it was not its end that brought them back: {took:?}");
     stage.all_done(IN_FLIGHT).await
 }
 

@@ -3,7 +3,7 @@
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::stage::{Stage, Watch};
+use super::stage::{SOON, Stage, Watch};
 
 #[tokio::test]
 async fn scaling_from_five_to_one_under_load_cuts_nothing_short_and_idle_pods_go_first() {
@@ -11,7 +11,8 @@ async fn scaling_from_five_to_one_under_load_cuts_nothing_short_and_idle_pods_go
     stage.queue(json!({})).await;
     stage.pool("p", json!({"replicas": 5, "concurrency": 40})).await;
     stage.ready("p", 5).await;
-    stage.enqueue(100, 5.0).await;
+    // Long enough to be seen running all at once, and to run on while pods go, however slow the machine.
+    stage.enqueue(100, 20.0).await;
     stage.running(100).await;
     let held = stage.held().await;
     stage.cluster.kubectl(&["-n", &stage.namespace, "scale", "workerpool/p", "--replicas=1"]).await;
@@ -50,7 +51,7 @@ async fn a_pool_without_work_has_no_pods_and_the_first_task_brings_one() {
     stage.enqueue(1, 3.0).await;
     let watch = Watch::start();
     stage.deployment("p", "to want a pod", wanted(1)).await;
-    watch.read("0 to 1: until replicas were asked for");
+    assert!(watch.read("0 to 1: until replicas were asked for") < SOON);
     stage.all_done(1).await;
     watch.read("0 to 1: until the first task was done");
     stage.deployment("p", "to want no pods again", wanted(0)).await;
@@ -69,6 +70,6 @@ async fn a_pool_without_work_has_no_pods_and_the_first_task_brings_one() {
         .await;
     let watch = Watch::start();
     stage.deployment("p", "to want a pod for a raw task", wanted(1)).await;
-    watch.read("0 to 1 by a raw task: until replicas were asked for");
+    assert!(watch.read("0 to 1 by a raw task: until replicas were asked for") < SOON);
     stage.all_done(2).await;
 }

@@ -325,6 +325,9 @@ fn place_of(pod: &Pod, container: &str) -> (String, String) {
     (node, id.trim_start_matches("containerd://").to_owned())
 }
 
+/// Far more than it takes on any machine until pods are asked for, and far less than a look at a quiet pool comes.
+pub(super) const SOON: Duration = Duration::from_secs(20);
+
 /// A clock that a test reads out.
 pub(super) struct Watch(Instant);
 

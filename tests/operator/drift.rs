@@ -1,9 +1,14 @@
 //! What strangers, flushes and failovers do to a queue in Redis is put right.
 
+use std::time::Duration;
+
 use windlass::broker::Broker;
 use windlass::protocol::policy::Mode;
 
 use super::ground::Ground;
+
+/// Twice as long as drift may take to be repaired.
+const SOON: Duration = Duration::from_secs(60);
 
 /// Whether the queue is whole: owner, policy and groups.
 async fn is_whole(ground: &Ground, queue: &str) -> Result<(), String> {
@@ -34,6 +39,7 @@ async fn a_policy_that_a_stranger_changed_is_put_right() {
         };
         let took = ground.until("the policy to be put right", right).await;
         eprintln!("{field} changed by a stranger, put right after {took:?}");
+        assert!(took < SOON, "{took:?}");
     }
     ground.told("emails", "Repaired").await;
 }
@@ -48,9 +54,11 @@ async fn a_group_that_was_deleted_comes_back() {
     ground.redis.command(&["XGROUP", "DESTROY", &broker.keys().task, &broker.keys().group]).await;
     let took = ground.until("the group to be back", async || is_whole(&ground, "emails").await).await;
     eprintln!("group deleted, back after {took:?}");
+    assert!(took < SOON, "{took:?}");
     ground.redis.command(&["DEL", &broker.keys().task]).await;
     let took = ground.until("stream and groups to be back", async || is_whole(&ground, "emails").await).await;
     eprintln!("task stream deleted, back after {took:?}");
+    assert!(took < SOON, "{took:?}");
 }
 
 /// closes: messaging-topology-operator#708, nack#95 (a group that is gone is never made again)
@@ -73,6 +81,7 @@ async fn queues_are_back_after_a_flush() {
     };
     let took = ground.until("all queues to be back", all).await;
     eprintln!("20 queues back {took:?} after FLUSHALL");
+    assert!(took < SOON, "{took:?}");
     ground.ready("q7").await;
 }
 

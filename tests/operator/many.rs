@@ -28,6 +28,10 @@ fn pool(number: usize) -> String {
 /// How long it is watched that nothing is written: longer than any of the operator's rounds but the look at idle queues.
 const WATCHED: Duration = Duration::from_secs(45);
 
+/// What the operator may ask of Redis meanwhile, in commands a second, and the memory that it may hold, in MiB.
+const MOST_COMMANDS: f64 = 200.0;
+const MOST_MEMORY: u64 = 128;
+
 /// How many requests the API server has had that write what the operator may write, but for its Lease.
 async fn writes(cluster: &Kubernetes) -> f64 {
     let text = cluster.kubectl(&["get", "--raw", "/metrics"]).await;
@@ -79,6 +83,14 @@ async fn a_thousand_queues_and_two_hundred_pools_become_ready_and_idle_ones_cost
         .await;
     eprintln!("{count} queues and {POOLS} pools ready after {:?}", began.elapsed());
 
+    // What follows from making them has to end first.
+    cluster
+        .wait_for(&namespace, "everything to be quiet", async || {
+            let before = writes(&cluster).await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            if writes(&cluster).await == before { Ok(()) } else { Err("something is written".to_owned()) }
+        })
+        .await;
     let commands = async || redis.info("stats").await["total_commands_processed"].parse::<f64>().expect("a number");
     let (before, asked) = (writes(&cluster).await, commands().await);
     let written = operator.metric("windlass_operator_statuses_written_total").await;
@@ -95,4 +107,6 @@ async fn a_thousand_queues_and_two_hundred_pools_become_ready_and_idle_ones_cost
         "{count} idle queues and {POOLS} pools for {WATCHED:?}: 0 writes to the API server, {rate:.0} Redis commands a second, \
          {share:.1} % of a core, {memory} MiB"
     );
+    assert!(rate < MOST_COMMANDS, "{rate:.0} commands a second");
+    assert!(memory < MOST_MEMORY, "{memory} MiB");
 }

@@ -122,6 +122,33 @@ async fn a_pod_deleted_by_force_loses_its_tasks_and_nobody_crashed() {
 }
 
 #[tokio::test]
+async fn a_pod_that_loses_its_label_keeps_its_tasks_until_it_ends() {
+    let ground = ground(2).await;
+    let pods = ground.pods_of("p", 2).await;
+    ground.kubelet_says(&pods[0], "Running", running()).await;
+    let kept = ground.worker("q", &pods[0], "p", 2).await;
+    // To a watch of pods with that label it is as if the pod was deleted.
+    let bare = Patch::Merge(json!({"metadata": {"labels": {"windlass.dev/pool": null}}}));
+    ground.pods().patch(&pods[0].name_any(), &PatchParams::default(), &bare).await.expect("patched");
+    let mark = ground.worker("q", &pods[1], "p", 1).await;
+    ground.kubelet_says(&pods[1], "Running", json!({"state": ended("Error", 1)})).await;
+    let task = &mark.held[0].lease.task;
+    ground.task("q", task, "of the other pod to come back", |seen| seen.state == State::Retrying).await;
+    for task in &kept.held {
+        let seen = ground.view("q", &task.lease.task).await;
+        assert_eq!((seen.state, seen.release_count), (State::Running, 0), "it runs on: {seen:?}");
+    }
+    let request = ClaimRequest { worker: &kept.id, capabilities: &Capabilities::any(), limit: 1, recover: None };
+    let more = ground.broker("q").claim(request).await.expect("it is not fenced off").tasks;
+
+    ground.kubelet_says(&pods[0], "Running", json!({"state": ended("Error", 3)})).await;
+    for task in kept.held.iter().chain(&more) {
+        let seen = ground.task("q", &task.lease.task, "to come back", |seen| seen.state == State::Retrying).await;
+        assert_eq!(seen.retry_reason, Some(RetryReason::PodGone));
+    }
+}
+
+#[tokio::test]
 async fn being_asked_to_end_and_a_silent_node_take_nothing() {
     let ground = ground(3).await;
     let pods = ground.pods_of("p", 3).await;

@@ -79,9 +79,9 @@ async fn nothing_is_written_while_nothing_happens() {
         .await;
     // A touch makes the operator look; what it finds is as it should be, so it writes nothing.
     let looked = ground.said().matches("applied a Deployment").count();
-    let touched = Patch::Merge(json!({"metadata": {"annotations": {"touched": "yes"}}}));
-    ground.pools().patch("p", &PatchParams::default(), &touched).await.expect("touched");
+    let touch = Patch::Merge(json!({"metadata": {"annotations": {"touched": "yes"}}}));
+    let touched = ground.pools().patch("p", &PatchParams::default(), &touch).await.expect("touched");
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-    assert_eq!(versions().await.0, quiet.0, "the Deployment is as it was");
+    assert_eq!(versions().await, (quiet.0, touched.resource_version()), "Deployment and pool are as they were");
     assert_eq!(ground.said().matches("applied a Deployment").count(), looked, "and was not even applied again");
 }

@@ -36,6 +36,26 @@ async fn says(ground: &Ground, kind: &str, name: &str, words: &[&str]) {
         .await;
 }
 
+/// Waits until a queue is gone, and an Event says what became of its data.
+async fn goes(ground: &Ground, queue: &str) {
+    ground
+        .cluster
+        .wait_for(&ground.namespace, &format!("{queue} to be gone"), async || {
+            let get = ["-n", &*ground.namespace, "get", "taskqueue", queue, "--ignore-not-found", "-o", "yaml"];
+            let left = ground.cluster.kubectl(&get).await;
+            if left.is_empty() { Ok(()) } else { Err(left) }
+        })
+        .await;
+    let events = ["-n", &*ground.namespace, "get", "events", "--field-selector=reason=DataRetained", "-o"];
+    ground
+        .cluster
+        .wait_for(&ground.namespace, "an Event that tells of the data", async || {
+            let told = ground.cluster.kubectl(&[&events[..], &["jsonpath={.items[*].message}"]].concat()).await;
+            if told.contains("stays in Redis") && told.contains("cannot read the object") { Ok(()) } else { Err(told) }
+        })
+        .await;
+}
+
 #[tokio::test]
 async fn a_pool_or_a_queue_that_cannot_be_read_says_so_and_stops_no_other() {
     let ground = Ground::on(Ground::own_cluster().await, None).await;
@@ -54,6 +74,11 @@ async fn a_pool_or_a_queue_that_cannot_be_read_says_so_and_stops_no_other() {
     let fields = json!({"replicas": 2, "concurrency": 1, "drainTimeoutSeconds": 60,
         "handler": {"type": "HTTP", "http": {"port": 8080, "path": "/"}}});
     ground.pool("waits", "sideways", fields.clone()).await;
+    // One that is deleted before anybody could read it has a finalizer of ours that somebody has to take away.
+    let mut stuck = sideways("Sideways");
+    stuck["metadata"] = json!({"name": "stuck", "finalizers": ["windlass.dev/queue-data"]});
+    ground.apply(stuck).await;
+    ground.cluster.kubectl(&["-n", &ground.namespace, "delete", "taskqueue", "stuck", "--wait=false"]).await;
     ground.start_operator("windlass:one");
 
     // Both are there before the operator: neither keeps it from listing the others.
@@ -78,4 +103,5 @@ async fn a_pool_or_a_queue_that_cannot_be_read_says_so_and_stops_no_other() {
             .is_some_and(|(_, reason, _)| reason != "NotUnderstood")
     };
     ground.cluster.wait(&pools, "broken", "to be understood", understood).await;
+    goes(&ground, "stuck").await;
 }

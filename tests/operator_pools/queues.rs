@@ -73,6 +73,7 @@ async fn a_password_is_named_and_never_written_and_its_change_rolls_the_pods() {
 #[tokio::test]
 async fn the_operators_own_password_is_not_handed_on() {
     let ground = Ground::without_operator().await;
+    ground.redis.command(&["ACL", "SETUSER", "operator", "on", ">other", "~*", "&*", "+@all"]).await;
     ground.redis.command(&["CONFIG", "SET", "requirepass", "mine"]).await;
     ground.start_operator_on(&format!("redis://:mine@127.0.0.1:{}", ground.redis.port()), "windlass:one");
     ground.apply(json!({"kind": "TaskQueue", "metadata": {"name": "q"}, "spec": {}})).await;
@@ -86,4 +87,22 @@ async fn the_operators_own_password_is_not_handed_on() {
     let made = ground.replicas("p", 1).await;
     let text = serde_json::to_string(&made).expect("plain data");
     assert!(text.contains("windlass-redis") && !text.contains("mine@") && !text.contains("theirs"), "{text}");
+
+    // It may change without anybody else noticing: pods have their own.
+    ground.stop_operator();
+    ground.start_operator_on(&format!("redis://operator:other@127.0.0.1:{}", ground.redis.port()), "windlass:one");
+    let paused = json!({"kind": "TaskQueue", "metadata": {"name": "q"}, "spec": {"mode": "Paused"}});
+    ground.apply(paused).await;
+    let queues: Api<TaskQueue> = Api::namespaced(ground.client.clone(), &ground.namespace);
+    let seen = |queue: Option<&TaskQueue>| {
+        let status = queue.and_then(|queue| queue.status.as_ref());
+        status.is_some_and(|status| {
+            status.observed_generation == Some(2)
+                && status.conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True")
+        })
+    };
+    ground.cluster.wait(&queues, "q", "to be looked after by the new operator", seen).await;
+    ground.cluster.kubectl(&["-n", &ground.namespace, "scale", "workerpool/p", "--replicas=2"]).await;
+    let template = |made: &k8s_openapi::api::apps::v1::Deployment| made.spec.clone().map(|spec| spec.template);
+    assert_eq!(template(&ground.replicas("p", 2).await), template(&made), "no pod is replaced");
 }

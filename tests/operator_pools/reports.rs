@@ -8,8 +8,12 @@ use serde_json::{Value, json};
 use windlass::State;
 use windlass::broker::{Broker, ClaimRequest, WorkerInfo};
 use windlass::protocol::names::{Capabilities, WorkerId};
+use windlass::protocol::state::RetryReason;
 
 use super::ground::{Ground, task};
+
+/// Far more than taking tasks back takes on any machine, and far less than a worker's silence takes to be noticed.
+const SOON: Duration = Duration::from_secs(20);
 
 /// A container's status, as a kubelet writes it.
 fn status(name: &str, state: Value) -> Value {
@@ -49,11 +53,35 @@ async fn tasks_are_back_soon_after_the_report_with_reason_and_exit_code() {
             assert!(reported.elapsed() < crate::kubernetes::LIMIT, "it never comes back: {seen:?}\n{}", ground.said());
             tokio::time::sleep(Duration::from_millis(2)).await;
         };
-        eprintln!("measured: {round}: from the API server's report until 20 tasks were back: {:?}", reported.elapsed());
+        let took = reported.elapsed();
+        eprintln!("measured: {round}: from the API server's report until 20 tasks were back: {took:?}");
+        assert!(took < SOON, "the report was not what brought them back: {took:?}");
         assert!(back.crash_count >= 1 && back.retry_count == 0, "it counts as a crash: {back:?}");
         let error = back.error.unwrap_or_default();
         assert!(error.contains("Error, exit code 3"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn an_end_that_came_while_nobody_led_takes_the_tasks_with_its_reason() {
+    let ground = Ground::new().await;
+    ground.queue("q").await;
+    ground.pool("p", "q", json!({"replicas": 2})).await;
+    let pods = ground.pods_of("p", 2).await;
+    for pod in &pods {
+        ground.kubelet_says(pod, "Running", json!({"state": running()})).await;
+    }
+    let (dead, alive) = (ground.worker("q", &pods[0], "p", 3).await, ground.worker("q", &pods[1], "p", 1).await);
+    ground.stop_operator();
+    let end = Patch::Merge(json!({"status": {"containerStatuses": [status("windlass-worker", ended(7))]}}));
+    ground.pods().patch_status(&pods[0].name_any(), &PatchParams::default(), &end).await.expect("patched");
+    ground.start_operator("windlass:one");
+    for one in &dead.held {
+        let seen = ground.task("q", &one.lease.task, "to come back", |seen| seen.state == State::Retrying).await;
+        assert_eq!((seen.retry_reason, seen.crash_count), (Some(RetryReason::PodGone), 1), "{seen:?}");
+        assert!(seen.error.as_ref().is_some_and(|error| error.contains("exit code 7")), "{seen:?}");
+    }
+    assert_eq!(ground.view("q", &alive.held[0].lease.task).await.state, State::Running, "the other one keeps its own");
 }
 
 #[tokio::test]

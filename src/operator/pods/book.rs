@@ -26,6 +26,8 @@ pub(crate) struct KnownPod {
     deaths: Vec<Death>,
     /// How it was when it vanished, if it did.
     gone: Option<Gone>,
+    /// Whether it was asked to end.
+    leaving: bool,
     /// Which watch it was seen by.
     watch: usize,
 }
@@ -74,6 +76,7 @@ impl PodBook {
     pub(super) fn end(&self, watch: usize) {
         let mut inner = self.lock();
         let listed = inner.listed.remove(&watch).unwrap_or_default();
+        inner.pods.retain(|uid, pod| pod.watch != watch || pod.queue.is_some() || listed.contains(uid));
         let mut due = Vec::new();
         for (uid, pod) in &mut inner.pods {
             if pod.watch == watch && pod.gone.is_none() && !listed.contains(uid) {
@@ -99,17 +102,22 @@ impl PodBook {
         inner.pods.insert(uid, known);
     }
 
-    /// A pod has vanished.
+    /// A pod has vanished, or lost its label.
     pub(super) fn bury(&self, pod: &Pod) {
         let Some((uid, mut known)) = read(0, pod) else { return };
         known.gone = Some(gone(pod));
         let mut inner = self.lock();
-        inner.due.extend(known.queue.clone());
+        let Some(queue) = known.queue.clone() else {
+            // Nobody has to be told, so nobody would ever forget it.
+            inner.pods.remove(&uid);
+            return;
+        };
+        inner.due.insert(queue);
         inner.pods.insert(uid, known);
         self.due.notify_one();
     }
 
-    /// Makes a queue due, because a worker was seen whose pod is not in the book.
+    /// Makes a queue due: it is looked after from now on, or a worker was seen whose pod is not in the book.
     pub(crate) fn look_at(&self, queue: &QueueName) {
         self.lock().due.insert(queue.clone());
         self.due.notify_one();
@@ -174,6 +182,11 @@ impl PodBook {
         self.lock().pods.contains_key(uid)
     }
 
+    /// Whether a pod is known to be on its way out, or gone.
+    pub(crate) fn is_leaving(&self, uid: &str) -> bool {
+        self.lock().pods.get(uid).is_some_and(|pod| pod.leaving || pod.gone.is_some())
+    }
+
     /// The pods of a pool that are there, by UID.
     pub(crate) fn pods(&self, namespace: &str, pool: &str) -> Vec<(String, KnownPod)> {
         let inner = self.lock();
@@ -201,6 +214,7 @@ fn read(watch: usize, pod: &Pod) -> Option<(String, KnownPod)> {
         queue,
         deaths: deaths(pod),
         gone: None,
+        leaving: pod.metadata.deletion_timestamp.is_some(),
         watch,
     };
     Some((uid, known))
@@ -258,6 +272,24 @@ mod tests {
         assert_eq!(book.ends(&queue())["a"].gone, Some(Gone::WhileRunning));
         book.forget(&["a".to_owned()]);
         assert!(!book.knows("a"));
+    }
+
+    #[test]
+    fn a_pod_of_no_queue_leaves_nothing_behind() {
+        let book = PodBook::default();
+        let of_none = |uid: &str| {
+            let mut pod = pod(uid, running());
+            pod.labels_mut().remove(QUEUE_LABEL);
+            pod
+        };
+        for uid in ["a", "b"] {
+            book.see(0, &of_none(uid));
+        }
+        book.bury(&of_none("a"));
+        assert!(!book.knows("a") && book.knows("b"));
+        book.begin(0);
+        book.end(0);
+        assert!(!book.knows("b"), "nobody saw how it went");
     }
 
     #[test]

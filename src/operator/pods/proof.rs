@@ -62,6 +62,18 @@ pub(super) struct Proof {
     pub(super) words: String,
 }
 
+impl Proof {
+    /// Its pod vanished, and all of it had ended.
+    pub(super) fn of_ended(words: &str) -> Self {
+        Self { reason: RetryReason::PodGone, words: words.to_owned() }
+    }
+
+    /// Its pod vanished while it ran, for all that is known: nobody crashed.
+    pub(super) fn of_vanished(words: &str) -> Self {
+        Self { reason: RetryReason::PodForceDeleted, words: words.to_owned() }
+    }
+}
+
 /// Every end that a pod's status tells of.
 pub(super) fn deaths(pod: &Pod) -> Vec<Death> {
     let mut all = Vec::new();
@@ -102,15 +114,7 @@ pub(super) fn judge(worker: &WorkerRecord, deaths: &[Death]) -> Option<Proof> {
         }
     })?;
     let (Death::Container { words, .. } | Death::Pod { words }) = dead;
-    Some(Proof { reason: RetryReason::PodGone, words: words.clone() })
-}
-
-/// What becomes of a worker whose pod vanished.
-pub(super) fn judge_gone(gone: &Gone) -> Proof {
-    match gone {
-        Gone::Ended { words } => Proof { reason: RetryReason::PodGone, words: words.clone() },
-        Gone::WhileRunning => Proof { reason: RetryReason::PodForceDeleted, words: "deleted while it ran".to_owned() },
-    }
+    Some(Proof::of_ended(words))
 }
 
 fn started_before(worker: &WorkerRecord, end: Timestamp) -> bool {
@@ -232,13 +236,11 @@ mod tests {
     #[test]
     fn a_pod_that_vanished_while_it_ran_crashed_for_nobody() {
         let ran = in_state(json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}));
-        assert_eq!(judge_gone(&gone(&ran)).reason, RetryReason::PodForceDeleted);
+        assert_eq!(gone(&ran), Gone::WhileRunning);
+        assert_eq!(Proof::of_vanished("so").reason, RetryReason::PodForceDeleted);
         assert_eq!(gone(&pod(json!({}))), Gone::WhileRunning);
         let over = in_state(ended("Completed", 0, "2026-01-01T00:00:09Z"));
-        assert_eq!(
-            judge_gone(&gone(&over)),
-            Proof { reason: RetryReason::PodGone, words: "Completed, exit code 0".into() }
-        );
+        assert_eq!(gone(&over), Gone::Ended { words: "Completed, exit code 0".into() });
     }
 
     #[test]

@@ -1,20 +1,21 @@
 //! Takes tasks back from workers whose end is proven.
 
 use std::collections::{BTreeMap, HashMap};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tokio::task::JoinSet;
 
 use super::book::{Ends, PodBook};
-use super::proof::{Proof, judge, judge_gone};
+use super::proof::{Gone, Proof, deaths, judge};
 use crate::broker::{Broker, WorkerRecord};
 use crate::operator::context::Context;
 use crate::operator::error::OperatorError;
 use crate::protocol::names::QueueName;
-use crate::protocol::state::RetryReason;
 
 /// How long a queue that could not be looked at waits, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
@@ -30,19 +31,19 @@ struct Looked {
 
 /// Looks at queues that are due, each in a task of its own: one whose Redis is
 /// away delays nobody else's.
-pub(super) async fn run(context: &Arc<Context>, book: &Arc<PodBook>) {
+pub(super) async fn run(context: &Arc<Context>) {
     let mut looks: JoinSet<Looked> = JoinSet::new();
     // Queues with a look under way, and how often in a row it failed; true if something came up meanwhile.
     let mut busy: HashMap<QueueName, (u32, bool)> = HashMap::new();
     loop {
         tokio::select! {
-            due = book.due() => {
+            due = context.pods.due() => {
                 for queue in due {
                     match busy.get_mut(&queue) {
                         Some((_, again)) => *again = true,
                         None => {
                             busy.insert(queue.clone(), (0, false));
-                            begin(&mut looks, context, book, queue, Duration::ZERO);
+                            begin(&mut looks, context, queue, Duration::ZERO);
                         }
                     }
                 }
@@ -52,13 +53,13 @@ pub(super) async fn run(context: &Arc<Context>, book: &Arc<PodBook>) {
                 match outcome {
                     Ok(()) if again => {
                         busy.insert(queue.clone(), (0, false));
-                        begin(&mut looks, context, book, queue, Duration::ZERO);
+                        begin(&mut looks, context, queue, Duration::ZERO);
                     }
                     Ok(()) => {}
                     Err(error) => {
                         tracing::warn!(%queue, %error, "the workers of dead pods could not be dealt with: this is tried again");
                         busy.insert(queue.clone(), (failures + 1, false));
-                        begin(&mut looks, context, book, queue, wait_after(failures));
+                        begin(&mut looks, context, queue, wait_after(failures));
                     }
                 }
             }
@@ -70,12 +71,17 @@ fn wait_after(failures: u32) -> Duration {
     FIRST_WAIT.saturating_mul(1 << failures.min(10)).min(LONGEST_WAIT)
 }
 
-fn begin(looks: &mut JoinSet<Looked>, context: &Arc<Context>, book: &Arc<PodBook>, queue: QueueName, wait: Duration) {
-    let (context, book) = (context.clone(), book.clone());
+fn begin(looks: &mut JoinSet<Looked>, context: &Arc<Context>, queue: QueueName, wait: Duration) {
+    let context = context.clone();
     looks.spawn(async move {
         tokio::time::sleep(wait).await;
-        let looked = tokio::time::timeout(PATIENCE, look(&context, &book, &queue)).await;
-        let outcome = looked.unwrap_or_else(|_| Err(OperatorError::TooLong(PATIENCE)));
+        let look = tokio::time::timeout(PATIENCE, look(&context, &context.pods, &queue));
+        // A queue whose look ended without a word would never be looked at again.
+        let outcome = match AssertUnwindSafe(look).catch_unwind().await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(OperatorError::TooLong(PATIENCE)),
+            Err(_) => Err(OperatorError::Panicked),
+        };
         Looked { queue, outcome }
     });
 }
@@ -91,11 +97,7 @@ async fn look(context: &Context, book: &PodBook, queue: &QueueName) -> Result<()
     let ends = book.ends(queue);
     for worker in known.broker.workers().await? {
         let Some(uid) = worker.info.pod_uid.as_deref() else { continue };
-        let proof = match ends.get(uid) {
-            Some(Ends { deaths, gone }) => judge(&worker, deaths).or_else(|| gone.as_ref().map(judge_gone)),
-            None => look_for_pod(context, book, queue, &worker).await?,
-        };
-        if let Some(proof) = proof {
+        if let Some(proof) = prove(context, book, queue, &worker, ends.get(uid)).await? {
             take_back(&*known.broker, queue, &worker, &proof).await?;
         }
     }
@@ -107,23 +109,46 @@ fn vanished(ends: &BTreeMap<String, Ends>) -> Vec<String> {
     ends.iter().filter(|(_, ends)| ends.gone.is_some()).map(|(uid, _)| uid.clone()).collect()
 }
 
-/// A worker of one of our pools whose pod the book does not know: it may be too new, or it vanished
-/// while nobody watched. Only the API server knows.
-async fn look_for_pod(
+/// Whether a worker is dead, for all that is known of its pod's end.
+async fn prove(
     context: &Context,
     book: &PodBook,
     queue: &QueueName,
     worker: &WorkerRecord,
+    ends: Option<&Ends>,
 ) -> Result<Option<Proof>, OperatorError> {
-    let (Some(pool), Some(name)) = (&worker.info.pool, &worker.info.pod) else { return Ok(None) };
-    // Workers of another cluster may serve the same queue: their pods are not to be found here.
-    if !book.knows_pool(pool) {
-        return Ok(None);
+    let Some(Ends { deaths, gone }) = ends else {
+        // It may be too new, or it vanished while nobody watched. Workers of another cluster may serve the same
+        // queue, too: their pods are not to be found here.
+        let ours = worker.info.pool.as_ref().is_some_and(|pool| book.knows_pool(pool));
+        return if ours {
+            look_for_pod(context, queue, worker, "its pod vanished while nobody watched").await
+        } else {
+            Ok(None)
+        };
+    };
+    match (judge(worker, deaths), gone) {
+        (Some(proof), _) => Ok(Some(proof)),
+        (None, None) => Ok(None),
+        (None, Some(Gone::Ended { words })) => Ok(Some(Proof::of_ended(words))),
+        // The watch is of pods with a label: one that lost it is told of as if it was deleted.
+        (None, Some(Gone::WhileRunning)) => look_for_pod(context, queue, worker, "deleted while it ran").await,
     }
+}
+
+/// Of a pod that no watch tells of only the API server knows whether it is there. With words for one that is not.
+async fn look_for_pod(
+    context: &Context,
+    queue: &QueueName,
+    worker: &WorkerRecord,
+    words: &str,
+) -> Result<Option<Proof>, OperatorError> {
+    let Some(name) = &worker.info.pod else { return Ok(None) };
     let found = context.api::<Pod>(queue.namespace()).get_opt(name).await.map_err(OperatorError::api("show a pod"))?;
-    let there = found.is_some_and(|pod| pod.uid() == worker.info.pod_uid);
-    let words = || "its pod vanished while nobody watched".to_owned();
-    Ok((!there).then(|| Proof { reason: RetryReason::PodForceDeleted, words: words() }))
+    Ok(match found.filter(|pod| pod.uid() == worker.info.pod_uid) {
+        Some(pod) => judge(worker, &deaths(&pod)),
+        None => Some(Proof::of_vanished(words)),
+    })
 }
 
 async fn take_back(

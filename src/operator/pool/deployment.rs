@@ -8,13 +8,13 @@ use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
 use super::template::Built;
-use crate::crd::WorkerPool;
+use crate::crd::{Broker, WorkerPool};
 
 /// The label that pods and Deployments of pools carry: the pool's name.
 pub(crate) const POOL_LABEL: &str = "windlass.dev/pool";
 /// The label that names the queue.
 pub(crate) const QUEUE_LABEL: &str = "windlass.dev/queue";
-/// On a pod: changes with the address, the credentials or the authority of its Redis.
+/// On a pod: changes with the Secrets from which it takes address, credentials and authority of its Redis.
 pub(crate) const CONNECTION: &str = "windlass.dev/connection";
 /// On a Deployment: a digest of what its owner asked for.
 pub(crate) const ASKED: &str = "windlass.dev/asked-digest";
@@ -25,25 +25,33 @@ const DIGITS: usize = 16;
 /// Old ReplicaSets that are kept. Whoever wants an old state changes the pool.
 const KEPT_REVISIONS: u32 = 2;
 
+/// What pods are connected with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Footing<'a> {
+    /// The Redis that the queue asks for, if it asks for one.
+    pub(super) broker: Option<&'a Broker>,
+    /// Of the Secrets that pods read when they start.
+    pub(super) versions: &'a [String],
+}
+
 /// What a Deployment is made of, and what it is known by.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Draft {
     /// The pod template, labels and annotations included.
     pub(super) template: Value,
-    /// Of what the pool's owner asked for: a change of it rolls at once.
+    /// Of what the owners of pool and queue asked for: a change of it rolls at once.
     pub(super) asked: String,
-    /// Of the template: differs also where only Windlass itself changed.
+    /// Of the template: differs also where only Windlass itself changed, or what many pools share.
     pub(super) digest: String,
 }
 
 impl Draft {
-    /// The Deployment of a pool with pods like these, on a connection with that fingerprint.
-    pub(super) fn new(pool: &WorkerPool, built: &Built, fingerprint: &str) -> Self {
+    /// The Deployment of a pool with pods like these, on that footing.
+    pub(super) fn new(pool: &WorkerPool, built: &Built, footing: Footing<'_>) -> Self {
         let mut template = built.template.clone();
-        let connection = short(fingerprint);
         set(&mut template, "labels", POOL_LABEL, &pool.name_any());
         set(&mut template, "labels", QUEUE_LABEL, &pool.spec.queue_ref.name);
-        set(&mut template, "annotations", CONNECTION, &connection);
+        set(&mut template, "annotations", CONNECTION, &digest(&json!(footing.versions)));
         // What does not change a pod is left out: the number of them, and what scales them.
         let spec = &pool.spec;
         let asked = json!([
@@ -54,7 +62,7 @@ impl Draft {
             spec.worker,
             spec.drain_timeout_seconds,
             spec.template,
-            connection,
+            footing.broker,
         ]);
         Self { asked: digest(&asked), digest: digest(&template), template }
     }
@@ -196,7 +204,7 @@ mod tests {
 
     fn draft(pool: &WorkerPool) -> Draft {
         let template = serde_json::to_value(&pool.spec.template).expect("plain data");
-        Draft::new(pool, &Built { template, remarks: Vec::new() }, "0123456789abcdef0123")
+        Draft::new(pool, &Built { template, remarks: Vec::new() }, Footing { broker: None, versions: &[] })
     }
 
     fn live(pool: &WorkerPool) -> Deployment {
@@ -214,13 +222,17 @@ mod tests {
     }
 
     #[test]
-    fn pods_carry_what_finds_them_and_what_rolls_them_when_the_connection_changes() {
+    fn pods_carry_what_finds_them_and_what_rolls_them_when_a_secret_changes() {
         let pool = pool();
         let first = draft(&pool);
         assert_eq!(first.template["metadata"]["labels"], json!({POOL_LABEL: "emailers", QUEUE_LABEL: "emails"}));
         let built = Built { template: serde_json::to_value(&pool.spec.template).expect("plain"), remarks: Vec::new() };
-        let other = Draft::new(&pool, &built, "fedcba9876543210");
-        assert_ne!((first.digest, first.asked), (other.digest, other.asked));
+        let rotated = Draft::new(&pool, &built, Footing { broker: None, versions: &["uid/2".into()] });
+        assert_ne!(rotated.digest, first.digest);
+        assert_eq!(rotated.asked, first.asked, "many pools may share it: not all of them at once");
+        let own: Broker = serde_json::from_value(json!({"type": "Redis", "redis": {"url": "redis://r"}})).expect("one");
+        let moved = Draft::new(&pool, &built, Footing { broker: Some(&own), versions: &[] });
+        assert_ne!(moved.asked, first.asked, "its owner asked for another Redis");
     }
 
     #[test]

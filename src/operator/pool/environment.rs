@@ -64,6 +64,15 @@ impl Access {
             authority: ca_pem.map(|pem| From::Plain(String::from_utf8_lossy(pem).into_owned())),
         }
     }
+
+    /// The Secrets that they are told of by reference.
+    pub(super) fn secrets(&self) -> impl Iterator<Item = &SecretKeyRef> {
+        let all = std::iter::once(&self.url).chain(&self.authority);
+        all.filter_map(|source| match source {
+            From::Secret(secret) => Some(secret),
+            From::Plain(_) => None,
+        })
+    }
 }
 
 fn holds_credentials(url: &str) -> bool {

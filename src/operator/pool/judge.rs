@@ -48,7 +48,7 @@ pub(super) struct Findings<'a> {
     pub(super) template: TemplateFound,
     pub(super) live: Option<&'a Deployment>,
     pub(super) scale: &'a Scale,
-    /// Whether it waits for its turn to take on a newer Windlass.
+    /// Whether it waits for its turn to take on what other pools have to take on, too.
     pub(super) waits_for_turn: bool,
 }
 
@@ -121,7 +121,7 @@ fn available(found: &Findings<'_>) -> Judgement {
     if wanted == 0 {
         Judgement::yes(Available, Reason::ScaledToZero, "no pods are wanted")
     } else if found.waits_for_turn {
-        let counted = format!("{counted}; a newer worker image follows when other pools are done");
+        let counted = format!("{counted}; a newer worker image or connection follows when other pools are done");
         if ready >= wanted {
             Judgement::yes(Available, Reason::WaitsForTurn, counted)
         } else {
@@ -146,12 +146,12 @@ fn scaling(scale: &Scale) -> Judgement {
         Because::Demand { .. } => {
             Judgement::yes(ScalingActive, Reason::FollowsDemand, format!("{number} pods are what the work needs"))
         }
-        Because::Settling { enough } => Judgement::yes(
+        // How many it would want changes with every task, and is no news.
+        Because::Settling => Judgement::yes(
             ScalingActive,
             Reason::FollowsDemand,
-            format!("{enough} pods would do: {number} stay until that has been so for scaleDownAfterSeconds"),
+            format!("fewer pods would do: {number} stay until that has been so for scaleDownAfterSeconds"),
         ),
-        // How many it would want changes with every task, and is no news.
         Because::AtMost { .. } => Judgement::yes(
             ScalingActive,
             Reason::AtMaximum,

@@ -1,5 +1,6 @@
 //! What there is: the pool's queue, its Deployment, and what there is to do.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
@@ -7,15 +8,16 @@ use kube::ResourceExt;
 use kube::core::DeserializeGuard;
 
 use super::asking::NoAnswer;
-use super::environment::{Access, DEFAULT_SECRET, DEFAULT_SECRET_KEY, From};
+use super::environment::{Access, DEFAULT_SECRET, DEFAULT_SECRET_KEY};
 use super::judge::QueueFound;
 use super::{Shared, key};
 use crate::broker::{Broker, Demand, WorkerRecord};
-use crate::crd::{SecretKeyRef, TaskQueue, WorkerPool};
+use crate::crd::{self, TaskQueue, WorkerPool};
 use crate::operator::directory::KnownQueue;
 use crate::operator::error::OperatorError;
+use crate::operator::pods::book::PodBook;
 use crate::operator::reasons::ConditionType;
-use crate::operator::secrets;
+use crate::operator::secrets::{self, SecretProblem};
 use crate::protocol::names::{Capabilities, QueueName, TaskType};
 
 /// What was found.
@@ -32,8 +34,10 @@ pub(super) struct Observed {
 pub(super) struct Ground {
     pub(super) known: Arc<KnownQueue>,
     pub(super) access: Access,
-    /// Changes with everything about the connection that pods have to follow.
-    pub(super) fingerprint: String,
+    /// The Redis that the queue asks for, if it asks for one.
+    pub(super) broker: Option<crd::Broker>,
+    /// Change with what pods have to follow, and their template does not show.
+    pub(super) versions: Vec<String>,
 }
 
 /// What there is to do, and who is there to do it.
@@ -48,6 +52,13 @@ impl Work {
     pub(super) fn held_by_pod(&self, uid: &str) -> u64 {
         let of_pod = self.workers.iter().filter(|worker| worker.info.pod_uid.as_deref() == Some(uid));
         of_pod.map(|worker| self.held_by(worker)).sum()
+    }
+
+    /// How many pods hold tasks, those left out that are on their way out anyway.
+    pub(super) fn busy_pods(&self, book: &PodBook) -> u32 {
+        let busy = self.workers.iter().filter(|worker| self.held_by(worker) > 0);
+        let pods: BTreeSet<_> = busy.filter_map(|worker| worker.info.pod_uid.as_deref()).collect();
+        u32::try_from(pods.into_iter().filter(|uid| !book.is_leaving(uid)).count()).unwrap_or(u32::MAX)
     }
 
     /// How many tasks all of them hold.
@@ -101,30 +112,33 @@ async fn find_ground(queue: TaskQueue, namespace: &str, shared: &Shared) -> (Que
         },
         (None, None) => return (QueueFound::NotReady("the operator has no default Redis".to_owned()), None),
     };
-    let mut fingerprint = known.connection.fingerprint.clone();
-    if own.is_none() && matches!(access.url, From::Secret(_)) {
-        let wanted = SecretKeyRef { name: DEFAULT_SECRET.to_owned(), key: DEFAULT_SECRET_KEY.to_owned() };
-        let known = shared.secrets.text(namespace, &wanted, secrets::GOOD_FOR).await;
-        // What is missing is looked for more often: somebody is about to make it.
-        let read = match known {
-            Err(_) => shared.secrets.text(namespace, &wanted, secrets::AT_LEAST).await,
+    let versions = match versions(namespace, &access, shared).await {
+        Ok(versions) => versions,
+        Err(problem) if own.is_some() => return (QueueFound::NotReady(problem.to_string()), None),
+        Err(problem) => {
+            let why = format!(
+                "the operator's Redis needs a password, and pods take theirs from Secret {DEFAULT_SECRET}, key \
+                 {DEFAULT_SECRET_KEY}, of their namespace: {problem}"
+            );
+            return (QueueFound::NoCredentials(why), None);
+        }
+    };
+    (QueueFound::Yes, Some(Ground { known, access, broker: queue.spec.broker, versions }))
+}
+
+/// The versions of the Secrets that pods read when they start, and never again.
+async fn versions(namespace: &str, access: &Access, shared: &Shared) -> Result<Vec<String>, SecretProblem> {
+    let secrets = &shared.context.secrets;
+    let mut versions = Vec::new();
+    for wanted in access.secrets() {
+        let read = match secrets.version(namespace, wanted, secrets::GOOD_FOR).await {
+            // What is missing is looked for more often: somebody is about to make it.
+            Err(_) => secrets.version(namespace, wanted, secrets::AT_LEAST).await,
             known => known,
         };
-        match read {
-            Ok(url) => {
-                let salted = format!("{}\n{fingerprint}\n{url}", shared.context.cluster);
-                fingerprint = sha1_smol::Sha1::from(salted).digest().to_string();
-            }
-            Err(problem) => {
-                let why = format!(
-                    "the operator's Redis needs a password, and pods take theirs from Secret {DEFAULT_SECRET}, key \
-                     {DEFAULT_SECRET_KEY}, of their namespace: {problem}"
-                );
-                return (QueueFound::NoCredentials(why), None);
-            }
-        }
+        versions.push(read?);
     }
-    (QueueFound::Yes, Some(Ground { known, access, fingerprint }))
+    Ok(versions)
 }
 
 fn why_not_ready(queue: &TaskQueue) -> String {
@@ -155,8 +169,9 @@ async fn ask(pool: &WorkerPool, known: &KnownQueue, shared: &Shared) -> Option<W
 
 /// Workers of the pool whose pods nobody knows may have lost them while nobody watched.
 fn look_for_strangers(workers: &[WorkerRecord], known: &KnownQueue, shared: &Shared) {
-    let is_strange = |worker: &WorkerRecord| worker.info.pod_uid.as_deref().is_some_and(|uid| !shared.book.knows(uid));
-    if shared.book.is_complete() && workers.iter().any(is_strange) {
-        shared.book.look_at(&known.name);
+    let book = &shared.context.pods;
+    let is_strange = |worker: &WorkerRecord| worker.info.pod_uid.as_deref().is_some_and(|uid| !book.knows(uid));
+    if book.is_complete() && workers.iter().any(is_strange) {
+        book.look_at(&known.name);
     }
 }

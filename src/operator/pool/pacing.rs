@@ -1,8 +1,9 @@
-//! A change of Windlass itself reaches pools a few at a time.
+//! A change that many pools share reaches them a few at a time.
 //!
-//! When the operator is upgraded, the pods of every pool are to be replaced. All
-//! at once would be felt by everybody, and a bad image by everybody at once. What
-//! a pool's owner changed is the owner's own business and never waits.
+//! When the operator is upgraded, or its Redis or a Secret changes, the pods of
+//! every pool are to be replaced. All at once would be felt by everybody, and a
+//! bad image by everybody at once. What the owner of a pool or of its queue
+//! changed is the owner's own business and never waits.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -12,7 +13,7 @@ use kube::ResourceExt;
 
 use super::deployment::{ASKED, Draft, TEMPLATE, is_rolled_out, is_stuck};
 
-/// How many pools roll at once because Windlass changed.
+/// How many pools roll at once because of what they share.
 const AT_ONCE: usize = 3;
 
 /// What of a pool's pods is to change.
@@ -20,9 +21,9 @@ const AT_ONCE: usize = 3;
 pub(super) enum Change {
     /// Nothing.
     None,
-    /// What the owner asked for, or there are none yet.
+    /// What an owner asked for, or there are none yet.
     Asked,
-    /// Only what Windlass adds.
+    /// Only what Windlass adds: the worker, and how it reaches Redis.
     Ours,
 }
 
@@ -39,7 +40,7 @@ pub(super) fn change(live: Option<&Deployment>, draft: &Draft) -> Change {
     }
 }
 
-/// The pools that roll because Windlass changed.
+/// The pools that roll because of what they share.
 #[derive(Default)]
 pub(super) struct Pacing(Mutex<HashSet<String>>);
 

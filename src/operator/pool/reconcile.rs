@@ -11,7 +11,7 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 
-use super::deployment::{Draft, Owned, fingerprint, kept, manifest, owned};
+use super::deployment::{Draft, Footing, Owned, fingerprint, kept, manifest, owned};
 use super::environment::Identity;
 use super::judge::{Findings, QueueFound, TemplateFound, judge};
 use super::observe::{Ground, Observed, Work, observe};
@@ -60,10 +60,11 @@ pub(super) async fn reconcile(pool: &Guarded, shared: &Shared) -> Result<Action,
         Err(unreadable) => return say_unreadable(pool, &unreadable.error, shared).await,
     };
     let uid = pool.metadata.uid.clone().ok_or(OperatorError::Incomplete("a UID"))?;
-    shared.book.know_pool(&uid);
+    shared.context.pods.know_pool(&uid);
     // What it owns goes with it; nothing else of it is anywhere.
     if pool.metadata.deletion_timestamp.is_some() {
         shared.lookout.wake(&key(pool));
+        shared.pacing.forget(&uid);
         return Ok(Action::await_change());
     }
     let mut observed = observe(pool, shared).await?;
@@ -82,10 +83,15 @@ pub(super) async fn reconcile(pool: &Guarded, shared: &Shared) -> Result<Action,
 async fn plan(pool: &WorkerPool, uid: &str, observed: &Observed, shared: &Shared) -> Result<Plan, OperatorError> {
     let scale = scale(pool, uid, observed, shared);
     let live = observed.live.as_ref();
+    // What stays as it is does not roll: the turn is somebody else's.
+    let without_turn = |draft, template| {
+        shared.pacing.forget(uid);
+        Plan { draft, template, scale: scale.clone(), waits_for_turn: false }
+    };
     if live.is_some_and(|live| owned(live, pool) == Owned::Foreign) {
-        return Ok(Plan { draft: None, template: TemplateFound::NameTaken, scale, waits_for_turn: false });
+        return Ok(without_turn(None, TemplateFound::NameTaken));
     }
-    let stay = |template| Plan { draft: live.and_then(kept), template, scale: scale.clone(), waits_for_turn: false };
+    let stay = |template| without_turn(live.and_then(kept), template);
     let Some(ground) = &observed.ground else {
         let template = judged_before(pool).map_or(TemplateFound::NotJudged, TemplateFound::AsBefore);
         return Ok(stay(template));
@@ -104,9 +110,9 @@ async fn plan(pool: &WorkerPool, uid: &str, observed: &Observed, shared: &Shared
         Some(before) => TemplateFound::AsBefore(before),
         None => {
             let (namespace, _) = key(pool);
-            let asked =
-                verdict::ask(&shared.context.client, &namespace, &manifest(pool, &draft, scale.replicas)).await?;
-            match asked {
+            let wanted = manifest(pool, &draft, scale.replicas);
+            let verdict = verdict::ask(&shared.context.client, &namespace, &wanted).await;
+            match verdict.inspect_err(|_| shared.pacing.forget(uid))? {
                 Verdict::Accepted(warnings) => TemplateFound::Accepted(remarks.into_iter().chain(warnings).collect()),
                 // What is there goes on until the template is mended.
                 Verdict::Refused(why) => return Ok(stay(TemplateFound::Refused(why))),
@@ -121,7 +127,9 @@ fn scale(pool: &WorkerPool, uid: &str, observed: &Observed, shared: &Shared) -> 
     let memory = memory.entry(uid.to_owned()).or_default();
     let current = observed.live.as_ref().and_then(|live| live.spec.as_ref()?.replicas);
     let demand = observed.work.as_ref().map(|work| &work.demand);
-    let situation = Situation { spec: &pool.spec, current, demand, slack: memory.slack, now: Instant::now() };
+    let busy = observed.work.as_ref().map_or(0, |work| work.busy_pods(&shared.context.pods));
+    let (slack, now) = (memory.slack, Instant::now());
+    let situation = Situation { spec: &pool.spec, current, demand, busy, slack, now };
     let (scale, slack) = decide(&situation);
     memory.slack = slack;
     scale
@@ -141,7 +149,8 @@ fn draft(pool: &WorkerPool, uid: &str, ground: &Ground, shared: &Shared) -> Resu
     let (worker_image, pull) = (&options.worker_image, options.worker_image_pull_policy);
     let around = Surroundings { worker_image, pull, identity };
     let built = build(&pool.spec, &around).map_err(|problem| problem.to_string())?;
-    Ok((Draft::new(pool, &built, &ground.fingerprint), built.remarks))
+    let footing = Footing { broker: ground.broker.as_ref(), versions: &ground.versions };
+    Ok((Draft::new(pool, &built, footing), built.remarks))
 }
 
 /// What was last said of the template, if that was the API server's yes to this generation of it.
@@ -193,7 +202,7 @@ async fn apply(
 /// Says what each pod is worth by what it runs, so that idle ones go first.
 async fn price_pods(namespace: &str, pool: &str, work: &Work, shared: &Shared) {
     let api = &shared.context.api::<Pod>(namespace);
-    let patches = shared.book.pods(namespace, pool).into_iter().filter_map(|(uid, pod)| {
+    let patches = shared.context.pods.pods(namespace, pool).into_iter().filter_map(|(uid, pod)| {
         let cost = i64::try_from(work.held_by_pod(&uid)).unwrap_or(i64::MAX).min(i64::from(i32::MAX));
         let patch = json!({ "metadata": { "uid": uid, "annotations": { DELETION_COST: cost.to_string() } } });
         (pod.deletion_cost != cost).then_some((pod.name, patch))
@@ -214,7 +223,7 @@ async fn tell_scaled(pool: &WorkerPool, before: Option<i32>, scale: &Scale, shar
         Because::Asked => "replicas says so".to_owned(),
         Because::Demand { tasks } => format!("{tasks} tasks wait or run"),
         Because::AtMost { .. } => "maxReplicas allows no more".to_owned(),
-        Because::Settling { .. } | Because::Paused | Because::Unknown => "autoscaling's bounds say so".to_owned(),
+        Because::Settling | Because::Paused | Because::Unknown => "autoscaling's bounds say so".to_owned(),
     };
     let note = match before {
         None => format!("made a Deployment of {number} pods: {why}"),
@@ -296,7 +305,9 @@ async fn say_unreadable(pool: &Guarded, error: &str, shared: &Shared) -> Result<
     let (meta, context) = (pool.meta(), &shared.context);
     let sentence = format!("this version of the operator cannot read the object: {error}");
     // Its status may be what cannot be read, so what was said is remembered here.
-    if !context.said.is_new(meta.uid.as_deref().unwrap_or_default(), &sentence) {
+    let uid = meta.uid.as_deref().unwrap_or_default();
+    shared.pacing.forget(uid);
+    if context.said.was(uid, &sentence) {
         return Ok(Action::await_change());
     }
     let generation = meta.generation;
@@ -308,6 +319,7 @@ async fn say_unreadable(pool: &Guarded, error: &str, shared: &Shared) -> Result<
     };
     let (namespace, _) = key(pool);
     context.status.write(&context.api::<Guarded>(&namespace), meta, None, &status).await?;
+    context.said.remember(uid, &sentence);
     context.events.tell(&pool.object_ref(&()), Weight::Warning, Reason::NotUnderstood.as_str(), sentence).await;
     Ok(Action::await_change())
 }

@@ -25,10 +25,7 @@ pub(super) enum Because {
         wanted: u64,
     },
     /// Fewer would do, but not for long enough yet.
-    Settling {
-        /// How many would do.
-        enough: u32,
-    },
+    Settling,
     /// The queue gives out no work: nobody knows how many will be needed.
     Paused,
     /// The queue could not be asked.
@@ -58,6 +55,8 @@ pub(super) struct Situation<'a> {
     pub(super) current: Option<i32>,
     /// `None` if the queue could not be asked.
     pub(super) demand: Option<&'a Demand>,
+    /// How many of its pods hold tasks.
+    pub(super) busy: u32,
     pub(super) slack: Option<Slack>,
     pub(super) now: Instant,
 }
@@ -87,6 +86,9 @@ fn follow(
     let needed = tasks.div_ceil(autoscaling.tasks_per_replica.max(1).into());
     let bounded = needed.clamp(autoscaling.min_replicas.into(), autoscaling.max_replicas.into());
     let wanted = u32::try_from(bounded).unwrap_or(autoscaling.max_replicas);
+    // Few tasks may run in many pods, and one that goes with its tasks may have to give them back: none goes before
+    // it is done. The owner's bound is in what there is now.
+    let wanted = wanted.max(situation.busy.min(current));
     if wanted >= current {
         let because = if needed > bounded { Because::AtMost { wanted: needed } } else { Because::Demand { tasks } };
         return (scale(wanted, because), None);
@@ -95,7 +97,7 @@ fn follow(
     let slack = Slack { enough: slack.enough.max(wanted).min(current), ..slack };
     let patience = Duration::from_secs(autoscaling.scale_down_after_seconds.into());
     if situation.now.saturating_duration_since(slack.since) < patience {
-        return (scale(current, Because::Settling { enough: wanted }), Some(slack));
+        return (scale(current, Because::Settling), Some(slack));
     }
     // The most that was needed in that time; what is needed less than that has to prove itself anew.
     (scale(slack.enough, Because::Demand { tasks }), None)
@@ -130,11 +132,17 @@ mod tests {
     }
 
     /// The pool at these moments (in seconds), with this demand at each: the numbers that come of it.
-    fn over_time(mut current: i32, steps: &[(u64, Option<Demand>)]) -> Vec<i32> {
+    fn over_time(current: i32, steps: &[(u64, Option<Demand>)]) -> Vec<i32> {
+        let steps: Vec<_> = steps.iter().map(|(second, demand)| (*second, demand.clone(), 0)).collect();
+        with_busy_pods(current, &steps)
+    }
+
+    /// The same, with so many pods that hold tasks at each moment.
+    fn with_busy_pods(mut current: i32, steps: &[(u64, Option<Demand>, u32)]) -> Vec<i32> {
         let (spec, start, mut slack, mut seen) = (spec(true), Instant::now(), None, Vec::new());
-        for (second, demand) in steps {
-            let now = start + Duration::from_secs(*second);
-            let situation = Situation { spec: &spec, current: Some(current), demand: demand.as_ref(), slack, now };
+        for (second, demand, busy) in steps {
+            let (now, demand) = (start + Duration::from_secs(*second), demand.as_ref());
+            let situation = Situation { spec: &spec, current: Some(current), demand, busy: *busy, slack, now };
             let (scale, next) = decide(&situation);
             (current, slack) = (scale.replicas, next);
             seen.push(current);
@@ -149,6 +157,7 @@ mod tests {
             spec: &spec,
             current: Some(7),
             demand: Some(&work(900, 0, 0)),
+            busy: 0,
             slack: None,
             now: Instant::now(),
         };
@@ -170,6 +179,19 @@ mod tests {
     fn running_and_due_tasks_keep_pods() {
         assert_eq!(over_time(2, &[(0, Some(work(0, 30, 0))), (600, Some(work(0, 30, 0)))]), [2, 2]);
         assert_eq!(over_time(1, &[(0, Some(work(0, 0, 1))), (600, Some(work(0, 0, 1)))]), [1, 1]);
+    }
+
+    /// closes: keda#7368 (few long tasks in many pods: the pods that go are busy ones)
+    #[test]
+    fn a_pod_that_holds_tasks_is_not_scaled_away_however_few_they_are() {
+        // A hundred tasks that take long, in five pods: with twenty left, one pod would be enough for them.
+        let long = |left| Some(work(0, left, 0));
+        let steps = [(0, long(100), 5), (60, long(20), 5), (600, long(20), 5), (700, long(12), 3), (760, long(12), 3)];
+        assert_eq!(with_busy_pods(5, &steps), [5, 5, 5, 5, 3], "idle ones go, and only those");
+        let done = [(0, long(5), 2), (59, long(1), 1), (60, long(1), 1), (120, long(1), 1), (180, long(0), 0)];
+        assert_eq!(with_busy_pods(3, &done), [3, 3, 2, 2, 1], "the last one goes when nothing is left for a while");
+        assert_eq!(with_busy_pods(50, &[(0, long(50), 50)]), [10], "the owner's bound is the owner's word");
+        assert_eq!(with_busy_pods(1, &[(0, long(20), 7)]), [1], "pods that are leaving bring no others");
     }
 
     /// closes: KEDA's lag NULL read as zero; keda#7239, #4098 (an outage scales workers away)
@@ -206,7 +228,8 @@ mod tests {
     fn the_bounds_hold_also_when_nothing_is_known() {
         assert_eq!(over_time(50, &[(0, None)]), [10]);
         let spec = spec(true);
-        let situation = Situation { spec: &spec, current: None, demand: None, slack: None, now: Instant::now() };
+        let now = Instant::now();
+        let situation = Situation { spec: &spec, current: None, demand: None, busy: 0, slack: None, now };
         assert_eq!(decide(&situation).0.replicas, 0, "a pool that begins, begins at its minimum");
     }
 }

@@ -108,6 +108,8 @@ async fn look_after(context: &Context, seen: &Observed, broker: &Arc<RedisBroker
     }
     if moved {
         context.loops.add(&now).await;
+        // Pods may have died while nobody looked after it.
+        context.pods.look_at(&seen.name);
     }
 }
 

@@ -2,15 +2,18 @@
 //!
 //! Only `Delete` and `DeleteIfEmpty` hold an object back, with a finalizer, and
 //! only for a bounded time: a Redis that is gone must not keep a namespace from
-//! going. What could not be removed is left where it is, and an Event says so.
+//! going, and neither must an object that this version cannot read. What could
+//! not be removed is left where it is, and an Event says so.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 
+use super::Guarded;
 use super::observe;
 use super::plan::Obstacle;
 use super::status;
@@ -44,27 +47,39 @@ enum Attempt {
     Failed(String),
 }
 
+/// Whether an object that this version cannot read has to wait.
+pub(super) enum Leaving {
+    /// Nothing here keeps it from going.
+    Gone,
+    /// It is let go after so long, unless it can be read before.
+    Waits(Duration),
+}
+
 /// Gives the object the finalizer if its policy needs one, and takes it away if not.
 /// Whether it was changed: then the watch brings the object again.
 pub(super) async fn sync_finalizer(context: &Context, queue: &TaskQueue) -> Result<bool, OperatorError> {
     let wanted = queue.spec.deletion_policy != DeletionPolicy::Retain;
-    if queue.finalizers().iter().any(|known| known == FINALIZER) == wanted {
+    if is_held(queue.meta()) == wanted {
         return Ok(false);
     }
-    set_finalizer(context, queue, wanted).await?;
+    set_finalizer(context, queue.meta(), wanted).await?;
     Ok(true)
 }
 
-async fn set_finalizer(context: &Context, queue: &TaskQueue, wanted: bool) -> Result<(), OperatorError> {
-    let others = queue.finalizers().iter().filter(|known| *known != FINALIZER).map(String::as_str);
+fn is_held(meta: &ObjectMeta) -> bool {
+    meta.finalizers.iter().flatten().any(|known| known == FINALIZER)
+}
+
+async fn set_finalizer(context: &Context, meta: &ObjectMeta, wanted: bool) -> Result<(), OperatorError> {
+    let others = meta.finalizers.iter().flatten().filter(|known| *known != FINALIZER).map(String::as_str);
     let all: Vec<&str> = others.chain(wanted.then_some(FINALIZER)).collect();
     // The whole list is written, so the version guards what others put into it meanwhile.
     let patch = serde_json::json!({
-        "metadata": { "resourceVersion": queue.resource_version(), "uid": queue.uid(), "finalizers": all },
+        "metadata": { "resourceVersion": meta.resource_version, "uid": meta.uid, "finalizers": all },
     });
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-    let api = context.api::<TaskQueue>(&queue.namespace().unwrap_or_default());
-    match api.patch(&queue.name_any(), &params, &Patch::Merge(patch)).await {
+    let api = context.api::<Guarded>(meta.namespace.as_deref().unwrap_or_default());
+    match api.patch(meta.name.as_deref().unwrap_or_default(), &params, &Patch::Merge(patch)).await {
         Err(error) if !wanted && crate::operator::error::code_of(&error) == Some(404) => Ok(()),
         answer => answer.map(drop).map_err(OperatorError::api("change the finalizers")),
     }
@@ -75,7 +90,7 @@ pub(super) async fn clean_up(context: &Context, queue: &TaskQueue, name: &QueueN
     if let Some(known) = context.directory.remove(name) {
         context.loops.remove(&known).await;
     }
-    if !queue.finalizers().iter().any(|known| known == FINALIZER) {
+    if !is_held(queue.meta()) {
         return Ok(Action::await_change());
     }
     let removal = match queue.spec.deletion_policy {
@@ -90,7 +105,7 @@ pub(super) async fn clean_up(context: &Context, queue: &TaskQueue, name: &QueueN
         }
         Attempt::Unfinished => Ok(Action::requeue(Duration::from_millis(20))),
         Attempt::Stays(why) => let_go(context, queue, Some((Weight::Warning, "DataRetained", why))).await,
-        Attempt::Failed(why) if waited(queue) >= PATIENCE => {
+        Attempt::Failed(why) if waited(queue.meta()) >= PATIENCE => {
             let note = format!("the queue's data stays in Redis, because it could not be removed: {why}");
             let_go(context, queue, Some((Weight::Warning, "DataRetained", note))).await
         }
@@ -102,6 +117,31 @@ pub(super) async fn clean_up(context: &Context, queue: &TaskQueue, name: &QueueN
             Ok(Action::requeue(AGAIN))
         }
     }
+}
+
+/// An object that is being deleted and cannot be read may not say where its data is. Whoever mends it has a while to
+/// do so; then it goes, and the data stays.
+pub(super) async fn let_unreadable_go(
+    context: &Context,
+    object: &Guarded,
+    why: &str,
+) -> Result<Leaving, OperatorError> {
+    let meta = object.meta();
+    let name = QueueName::new(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default());
+    if let Some(known) = name.ok().and_then(|name| context.directory.remove(&name)) {
+        context.loops.remove(&known).await;
+    }
+    if !is_held(meta) {
+        return Ok(Leaving::Gone);
+    }
+    let left = PATIENCE.saturating_sub(waited(meta));
+    if !left.is_zero() {
+        return Ok(Leaving::Waits(left));
+    }
+    set_finalizer(context, meta, false).await?;
+    let note = format!("the queue's data stays in Redis, because {why}");
+    context.events.tell(&object.object_ref(&()), Weight::Warning, "DataRetained", note).await;
+    Ok(Leaving::Gone)
 }
 
 async fn attempt(context: &Context, queue: &TaskQueue, name: &QueueName, removal: Removal) -> Attempt {
@@ -142,8 +182,8 @@ async fn attempt(context: &Context, queue: &TaskQueue, name: &QueueName, removal
 }
 
 /// How long the object has been waiting to go.
-fn waited(queue: &TaskQueue) -> Duration {
-    let Some(since) = &queue.meta().deletion_timestamp else { return Duration::ZERO };
+fn waited(meta: &ObjectMeta) -> Duration {
+    let Some(since) = &meta.deletion_timestamp else { return Duration::ZERO };
     Duration::try_from(Timestamp::now().duration_since(since.0)).unwrap_or_default()
 }
 
@@ -153,7 +193,7 @@ async fn let_go(
     queue: &TaskQueue,
     told: Option<(Weight, &str, String)>,
 ) -> Result<Action, OperatorError> {
-    set_finalizer(context, queue, false).await?;
+    set_finalizer(context, queue.meta(), false).await?;
     if let Some((weight, reason, note)) = told {
         context.events.tell(&queue.object_ref(&()), weight, reason, note).await;
     }

@@ -7,10 +7,11 @@
 //! a slower turn at all of it (is it as it was provisioned?), both at a bounded pace.
 
 use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
@@ -73,7 +74,11 @@ pub(super) async fn patrol(context: Arc<Context>, pokes: Pokes) {
             }
             let beat = beats.remove(&fingerprint).unwrap_or_default();
             let (context, pokes) = (context.clone(), pokes.clone());
-            walking.spawn(async move { (fingerprint, walk(beat, &context, &connection, &queues, &pokes).await) });
+            walking.spawn(async move {
+                let walk = AssertUnwindSafe(walk(beat, &context, &connection, &queues, &pokes)).catch_unwind();
+                // A server whose look ended without a word would never be looked at again.
+                (fingerprint, walk.await.unwrap_or_default())
+            });
         }
     }
 }
