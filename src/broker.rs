@@ -872,7 +872,7 @@ pub struct EffectEvent {
 /// An entry of the outbox: what one operation did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OutboxEntry {
-    /// Its place; trim up to it when it is recorded.
+    /// Its place.
     pub id: String,
     /// The moves, in their order.
     pub events: Vec<Event>,
@@ -886,6 +886,9 @@ pub struct OutboxEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
     /// There may be work.
+    /// Which of the broker's connections it was read by: behind another one there may be
+    /// another server, on which that place is another entry's.
+    pub read_by: u64,
     Rung,
     /// The time was up.
     TimedOut,
@@ -1067,8 +1070,9 @@ pub trait Broker: Send + Sync {
     /// The oldest entries of the outbox.
     async fn outbox(&self, limit: usize) -> Result<Vec<OutboxEntry>>;
 
-    /// Forgets outbox entries up to and including this one.
-    async fn trim_outbox(&self, up_to: &str) -> Result<()>;
+    /// Forgets these entries and no others. What was read by a connection that is gone
+    /// stays, with a transient error: read again.
+    async fn trim_outbox(&self, read: &[OutboxEntry]) -> Result<()>;
 
     /// A bed for an idle worker.
     async fn sleeper(&self, capabilities: &Capabilities) -> Result<Box<dyn Sleeper>>;

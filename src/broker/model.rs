@@ -256,8 +256,9 @@ impl Broker for Model {
         Ok(self.on_queue(|queue| queue.outbox(limit)))
     }
 
-    async fn trim_outbox(&self, up_to: &str) -> Result<()> {
-        self.on_queue(|queue| queue.trim_outbox(up_to))
+    async fn trim_outbox(&self, read: &[OutboxEntry]) -> Result<()> {
+        self.on_queue(|queue| queue.trim_outbox(read));
+        Ok(())
     }
 
     async fn sleeper(&self, capabilities: &Capabilities) -> Result<Box<dyn Sleeper>> {

@@ -1013,16 +1013,34 @@ impl Broker for RedisBroker {
     async fn outbox(&self, limit: usize) -> Result<Vec<OutboxEntry>> {
         let mut range = redis::cmd("XRANGE");
         range.arg(self.keys.events()).arg("-").arg("+").arg("COUNT").arg(limit);
-        let read = |value| list(value)?.into_iter().map(reply::outbox_entry).collect::<std::result::Result<_, _>>();
-        read(self.command(&range).await?).map_err(|m: Malformed| m.during("outbox"))
+        let asked = match self.link.call_numbered(&range).await {
+            Err(fault) if matches!(fault.error, BrokerError::Unreachable { .. }) => {
+                self.link.call_numbered(&range).await
+            }
+            answer => answer,
+        };
+        let (number, entries) = asked.map_err(|fault| self.name_queue(fault))?;
+        let read = |value| -> std::result::Result<Vec<OutboxEntry>, Malformed> {
+            let entries = list(value)?.into_iter().map(reply::outbox_entry);
+            entries.map(|entry| Ok(OutboxEntry { read_by: number, ..entry? })).collect()
+        };
+        read(entries).map_err(|m| m.during("outbox"))
     }
 
-    async fn trim_outbox(&self, up_to: &str) -> Result<()> {
-        let (ms, seq) = up_to.split_once('-').unwrap_or((up_to, "0"));
-        let seq: u64 = seq.parse().map_err(|_| BrokerError::Invalid(format!("{up_to:?} is no place in the outbox")))?;
-        let mut trim = redis::cmd("XTRIM");
-        trim.arg(self.keys.events()).arg("MINID").arg(format!("{ms}-{}", seq + 1));
-        self.command(&trim).await.map(drop)
+    /// By their ids and over the connection that read them: after a failover another
+    /// entry, which nobody has read, may have an earlier place, or the very same.
+    async fn trim_outbox(&self, read: &[OutboxEntry]) -> Result<()> {
+        for together in read.chunk_by(|one, other| one.read_by == other.read_by).flat_map(|page| page.chunks(MAX_BATCH))
+        {
+            let mut delete = redis::cmd("XDEL");
+            delete.arg(self.keys.events());
+            for entry in together {
+                delete.arg(&entry.id);
+            }
+            let deleted = self.link.call_over(together[0].read_by, &delete).await;
+            deleted.map_err(|fault| self.name_queue(fault))?;
+        }
+        Ok(())
     }
 
     async fn sleeper(&self, capabilities: &Capabilities) -> Result<Box<dyn Sleeper>> {

@@ -48,7 +48,7 @@ fn said(id: &DeadLetterId, action: DecisionAction) -> Decision {
 /// Records a decision as it comes with the outbox: with the moves that it made.
 async fn decide(log: &EventLog, said: &Decision) {
     let events = said.new_task.iter().map(|new| created(new.as_str(), 5000)).collect();
-    let entry = OutboxEntry { id: "1-0".to_owned(), events, decisions: vec![said.clone()], effects: Vec::new() };
+    let entry = OutboxEntry { events, decisions: vec![said.clone()], ..entry([]) };
     log.record(&queue(), &entry).await.expect("recorded");
 }
 
