@@ -438,6 +438,15 @@ pub enum Cancelled {
     Unknown,
 }
 
+/// Dead tasks whose dead letter is to be recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PendingDeadLetters {
+    /// Some of them, oldest first.
+    pub letters: Vec<DeadLetter>,
+    /// Whether more follow.
+    pub more: bool,
+}
+
 /// What became of recording a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recorded {
@@ -1010,8 +1019,15 @@ pub trait Broker: Send + Sync {
     /// Ends a task that is not needed any more.
     async fn cancel(&self, task: &TaskId, reason: &str) -> Result<Cancelled>;
 
-    /// Dead tasks whose dead letter is to be recorded, oldest first.
-    async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>>;
+    /// Dead tasks whose dead letter is to be recorded, oldest first, up to
+    /// [`MAX_BATCH`]; large ones make it fewer. With `after`, those behind that task,
+    /// as long as it waits itself.
+    async fn pending_dead_letters_after(&self, after: Option<&TaskId>, limit: usize) -> Result<PendingDeadLetters>;
+
+    /// The first of them.
+    async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>> {
+        Ok(self.pending_dead_letters_after(None, limit).await?.letters)
+    }
 
     /// Writes the dead letter and fails the task.
     async fn record_dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Recorded>;

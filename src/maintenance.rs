@@ -31,7 +31,7 @@ use async_trait::async_trait;
 
 use crate::broker::{Broker, BrokerError, ErrorClass, OutboxEntry, QueueCounts};
 use crate::event_log::{EventLog, EventLogError};
-use crate::protocol::names::QueueName;
+use crate::protocol::names::{DeadLetterId, QueueName};
 use crate::protocol::policy::{Mode, Policy};
 use tally::Tally;
 use totals::Totals;
@@ -176,7 +176,7 @@ impl LoopName {
             Self::Sampler => Box::<sampler::Sampler>::default(),
             Self::Promoter => Box::new(promoter::Promoter),
             Self::Reclaimer => Box::<reclaimer::Reclaimer>::default(),
-            Self::DeadLetterRouter => Box::new(dead_letter_router::DeadLetterRouter),
+            Self::DeadLetterRouter => Box::<dead_letter_router::DeadLetterRouter>::default(),
             Self::Recorder => Box::new(recorder::Recorder),
             Self::Sweeper => Box::<sweeper::Sweeper>::default(),
             Self::Retainer => Box::<retainer::Retainer>::default(),
@@ -227,6 +227,14 @@ pub enum ChoreError {
     #[error(transparent)]
     EventLog(#[from] EventLogError),
     /// A bug.
+    /// The event log does not take a dead letter, whose task waits for it.
+    #[error("the dead letter {letter} is not recorded and its task does not fail: {error}")]
+    Refused {
+        /// Which one.
+        letter: DeadLetterId,
+        /// What the event log said.
+        error: EventLogError,
+    },
     #[error("the loop panicked: {0}")]
     Panic(String),
 }
@@ -236,7 +244,7 @@ impl ChoreError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Broker(error) => error.class(),
-            Self::EventLog(error) => error.class(),
+            Self::EventLog(error) | Self::Refused { error, .. } => error.class(),
             Self::Panic(_) => ErrorClass::Bug,
         }
     }

@@ -179,8 +179,8 @@ impl Broker for Model {
         self.step(|step| step.cancel(task, reason))
     }
 
-    async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>> {
-        self.step(|step| step.queue.pending_dead_letters(limit.clamp(1, MAX_BATCH)))
+    async fn pending_dead_letters_after(&self, after: Option<&TaskId>, limit: usize) -> Result<PendingDeadLetters> {
+        self.step(|step| step.queue.pending_dead_letters(after, limit.clamp(1, MAX_BATCH)))
     }
 
     async fn record_dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Recorded> {

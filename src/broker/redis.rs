@@ -43,16 +43,17 @@ use super::clock::Clock;
 use super::{
     Broker, BrokerError, Cancelled, ClaimRequest, Claimed, ClaimedTask, DeadLetterView, Demand, DiscardRequest,
     Discarded, EffectAbandoned, EffectBegun, EffectCommitted, EffectRequest, Enqueued, Extended, Glance, Lease,
-    ListCursor, MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, Promoted, QueueCounts, ReclaimCursor, Reclaimed,
-    Recorded, Registered, ReplayRequest, Replayed, Result, RetainCursor, Retained, SettleReply, Settled, Settlement,
-    Sleeper, Standing, SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord, sentences,
+    ListCursor, MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, PendingDeadLetters, Promoted, QueueCounts,
+    ReclaimCursor, Reclaimed, Recorded, Registered, ReplayRequest, Replayed, Result, RetainCursor, Retained,
+    SettleReply, Settled, Settlement, Sleeper, Standing, SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord,
+    sentences,
 };
 use crate::protocol::DATA_MODEL_VERSION;
 use crate::protocol::keys::{Keys, NOTICES_CHANNEL};
 use crate::protocol::names::{Capabilities, DeadLetterId, IdempotencyKey, TaskId, WorkerId};
 use crate::protocol::policy::{Mode, Policy};
 use crate::protocol::state::{RetryReason, State};
-use crate::protocol::task::{DeadLetter, Extras, NewTask, NotBefore, Payload, TaskView};
+use crate::protocol::task::{Extras, NewTask, NotBefore, Payload, TaskView};
 
 /// How many live tasks one step of a sweep looks at.
 const SWEEP_PAGE: usize = 25;
@@ -742,10 +743,15 @@ impl Broker for RedisBroker {
         read(self.run(call).await?).map_err(|m| m.during("cancel"))
     }
 
-    async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>> {
-        let call = self.call(&SCRIPTS.pending_dead_letters).arg(limit.clamp(1, MAX_BATCH));
-        let read = |value| list(value)?.into_iter().map(reply::dead_letter).collect::<std::result::Result<_, _>>();
-        read(self.run(call).await?).map_err(|m: Malformed| m.during("pending_dead_letters"))
+    async fn pending_dead_letters_after(&self, after: Option<&TaskId>, limit: usize) -> Result<PendingDeadLetters> {
+        let call = self.call(&SCRIPTS.pending_dead_letters).arg(after.map_or("", TaskId::as_str));
+        let call = call.arg(limit.clamp(1, MAX_BATCH));
+        let read = |value| -> std::result::Result<PendingDeadLetters, Malformed> {
+            let [letters, more] = parts(value)?;
+            let letters = list(letters)?.into_iter().map(reply::dead_letter).collect::<std::result::Result<_, _>>()?;
+            Ok(PendingDeadLetters { letters, more: number(more)? == 1 })
+        };
+        read(self.run(call).await?).map_err(|m| m.during("pending_dead_letters"))
     }
 
     async fn record_dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Recorded> {

@@ -165,7 +165,7 @@ async fn a_row_of_the_metrics_table_tells_the_same() {
     happenings(&ground).await;
     let queue = Queue::new(ground.name.clone(), ground.broker.clone(), Some(ground.log()));
     let mut loops: [Box<dyn Chore>; 2] =
-        [Box::new(windlass::maintenance::dead_letter_router::DeadLetterRouter), Box::new(Recorder)];
+        [Box::<windlass::maintenance::dead_letter_router::DeadLetterRouter>::default(), Box::new(Recorder)];
     for chore in &mut loops {
         while chore.run_once(&queue).await.expect("a step").next != Next::WhenNeeded {}
     }

@@ -83,7 +83,7 @@ async fn run_all(ground: &Ground, queue: &Queue) -> (TaskId, TaskId) {
             .collect();
         session.settle(&settlements, 0).await.expect("settled");
     }
-    let mut loops: [Box<dyn Chore>; 2] = [Box::new(DeadLetterRouter), Box::new(Recorder)];
+    let mut loops: [Box<dyn Chore>; 2] = [Box::<DeadLetterRouter>::default(), Box::new(Recorder)];
     for chore in &mut loops {
         while chore.run_once(queue).await.expect("a step").next != Next::WhenNeeded {}
     }
