@@ -438,6 +438,15 @@ pub enum Cancelled {
     Unknown,
 }
 
+/// Dead tasks whose dead letter is to be recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PendingDeadLetters {
+    /// Some of them, oldest first.
+    pub letters: Vec<DeadLetter>,
+    /// Whether more follow.
+    pub more: bool,
+}
+
 /// What became of recording a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recorded {
@@ -738,6 +747,9 @@ pub struct QueueCounts {
     pub backlog: u64,
     /// Claimed.
     pub running: u64,
+    /// Raw entries that a consumer of an older system has read and not acknowledged.
+    #[serde(skip)]
+    pub raw_taken: u64,
     /// Waiting for their time.
     pub delayed: u64,
     /// Waiting for their retry's delay.
@@ -872,8 +884,11 @@ pub struct EffectEvent {
 /// An entry of the outbox: what one operation did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OutboxEntry {
-    /// Its place; trim up to it when it is recorded.
+    /// Its place.
     pub id: String,
+    /// Which of the broker's connections it was read by: behind another one there may be
+    /// another server, on which that place is another entry's.
+    pub read_by: u64,
     /// The moves, in their order.
     pub events: Vec<Event>,
     /// The decisions of people that led to them.
@@ -925,6 +940,9 @@ pub struct Notice {
 /// nothing but time depends on it.
 #[async_trait]
 pub trait Notices: Send {
+    /// Of which server, as [`Broker::address`] tells it.
+    fn address(&self) -> &str;
+
     /// Begins to listen. What was told before is lost: look at everything once.
     async fn listen(&mut self) -> Result<()>;
 
@@ -936,6 +954,9 @@ pub trait Notices: Send {
 /// repeated when its answer was lost.
 #[async_trait]
 pub trait Broker: Send + Sync {
+    /// Where its server is: brokers of one server have the same.
+    fn address(&self) -> &str;
+
     /// Makes the queue if it is not there, and writes its policy.
     async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()>;
 
@@ -1007,8 +1028,15 @@ pub trait Broker: Send + Sync {
     /// Ends a task that is not needed any more.
     async fn cancel(&self, task: &TaskId, reason: &str) -> Result<Cancelled>;
 
-    /// Dead tasks whose dead letter is to be recorded, oldest first.
-    async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>>;
+    /// Dead tasks whose dead letter is to be recorded, oldest first, up to
+    /// [`MAX_BATCH`]; large ones make it fewer. With `after`, those behind that task,
+    /// as long as it waits itself.
+    async fn pending_dead_letters_after(&self, after: Option<&TaskId>, limit: usize) -> Result<PendingDeadLetters>;
+
+    /// The first of them.
+    async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>> {
+        Ok(self.pending_dead_letters_after(None, limit).await?.letters)
+    }
 
     /// Writes the dead letter and fails the task.
     async fn record_dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Recorded>;
@@ -1067,8 +1095,9 @@ pub trait Broker: Send + Sync {
     /// The oldest entries of the outbox.
     async fn outbox(&self, limit: usize) -> Result<Vec<OutboxEntry>>;
 
-    /// Forgets outbox entries up to and including this one.
-    async fn trim_outbox(&self, up_to: &str) -> Result<()>;
+    /// Forgets these entries and no others. What was read by a connection that is gone
+    /// stays, with a transient error: read again.
+    async fn trim_outbox(&self, read: &[OutboxEntry]) -> Result<()>;
 
     /// A bed for an idle worker.
     async fn sleeper(&self, capabilities: &Capabilities) -> Result<Box<dyn Sleeper>>;

@@ -218,9 +218,7 @@ struct Recorded {
 
 async fn record_page(broker: &dyn Broker) -> Result<Recorded> {
     let page = broker.outbox(OUTBOX_PAGE).await?;
-    if let Some(last) = page.last() {
-        broker.trim_outbox(&last.id).await?;
-    }
+    broker.trim_outbox(&page).await?;
     Ok(Recorded { entries: page.len(), events: page.iter().map(|entry| entry.events.len()).sum() })
 }
 

@@ -109,6 +109,10 @@ impl Model {
 
 #[async_trait]
 impl Broker for Model {
+    fn address(&self) -> &str {
+        "memory"
+    }
+
     async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()> {
         policy.validate().map_err(|error| BrokerError::Invalid(error.to_string()))?;
         self.on_queue(|queue| queue.provision(owner, policy))
@@ -179,8 +183,8 @@ impl Broker for Model {
         self.step(|step| step.cancel(task, reason))
     }
 
-    async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>> {
-        self.step(|step| step.queue.pending_dead_letters(limit.clamp(1, MAX_BATCH)))
+    async fn pending_dead_letters_after(&self, after: Option<&TaskId>, limit: usize) -> Result<PendingDeadLetters> {
+        self.step(|step| step.queue.pending_dead_letters(after, limit.clamp(1, MAX_BATCH)))
     }
 
     async fn record_dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Recorded> {
@@ -256,8 +260,9 @@ impl Broker for Model {
         Ok(self.on_queue(|queue| queue.outbox(limit)))
     }
 
-    async fn trim_outbox(&self, up_to: &str) -> Result<()> {
-        self.on_queue(|queue| queue.trim_outbox(up_to))
+    async fn trim_outbox(&self, read: &[OutboxEntry]) -> Result<()> {
+        self.on_queue(|queue| queue.trim_outbox(read));
+        Ok(())
     }
 
     async fn sleeper(&self, capabilities: &Capabilities) -> Result<Box<dyn Sleeper>> {

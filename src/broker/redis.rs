@@ -43,16 +43,17 @@ use super::clock::Clock;
 use super::{
     Broker, BrokerError, Cancelled, ClaimRequest, Claimed, ClaimedTask, DeadLetterView, Demand, DiscardRequest,
     Discarded, EffectAbandoned, EffectBegun, EffectCommitted, EffectRequest, Enqueued, Extended, Glance, Lease,
-    ListCursor, MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, Promoted, QueueCounts, ReclaimCursor, Reclaimed,
-    Recorded, Registered, ReplayRequest, Replayed, Result, RetainCursor, Retained, SettleReply, Settled, Settlement,
-    Sleeper, Standing, SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord, sentences,
+    ListCursor, MAX_BATCH, Notices, OutboxEntry, Outcome, Owner, Page, PendingDeadLetters, Promoted, QueueCounts,
+    ReclaimCursor, Reclaimed, Recorded, Registered, ReplayRequest, Replayed, Result, RetainCursor, Retained,
+    SettleReply, Settled, Settlement, Sleeper, Standing, SweepCursor, Swept, Takeover, WorkerInfo, WorkerRecord,
+    sentences,
 };
 use crate::protocol::DATA_MODEL_VERSION;
 use crate::protocol::keys::{Keys, NOTICES_CHANNEL};
 use crate::protocol::names::{Capabilities, DeadLetterId, IdempotencyKey, TaskId, WorkerId};
 use crate::protocol::policy::{Mode, Policy};
 use crate::protocol::state::{RetryReason, State};
-use crate::protocol::task::{DeadLetter, Extras, NewTask, NotBefore, Payload, TaskView};
+use crate::protocol::task::{Extras, NewTask, NotBefore, Payload, TaskView};
 
 /// How many live tasks one step of a sweep looks at.
 const SWEEP_PAGE: usize = 25;
@@ -579,6 +580,10 @@ fn word_and_rest(value: Value) -> std::result::Result<(String, std::vec::IntoIte
 
 #[async_trait]
 impl Broker for RedisBroker {
+    fn address(&self) -> &str {
+        &self.endpoint.shown
+    }
+
     async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()> {
         let condition = match &owner.takeover {
             Takeover::Respect => String::new(),
@@ -766,10 +771,15 @@ impl Broker for RedisBroker {
         read(self.run(call).await?).map_err(|m| m.during("cancel"))
     }
 
-    async fn pending_dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>> {
-        let call = self.call(&SCRIPTS.pending_dead_letters).arg(limit.clamp(1, MAX_BATCH));
-        let read = |value| list(value)?.into_iter().map(reply::dead_letter).collect::<std::result::Result<_, _>>();
-        read(self.run(call).await?).map_err(|m: Malformed| m.during("pending_dead_letters"))
+    async fn pending_dead_letters_after(&self, after: Option<&TaskId>, limit: usize) -> Result<PendingDeadLetters> {
+        let call = self.call(&SCRIPTS.pending_dead_letters).arg(after.map_or("", TaskId::as_str));
+        let call = call.arg(limit.clamp(1, MAX_BATCH));
+        let read = |value| -> std::result::Result<PendingDeadLetters, Malformed> {
+            let [letters, more] = parts(value)?;
+            let letters = list(letters)?.into_iter().map(reply::dead_letter).collect::<std::result::Result<_, _>>()?;
+            Ok(PendingDeadLetters { letters, more: number(more)? == 1 })
+        };
+        read(self.run(call).await?).map_err(|m| m.during("pending_dead_letters"))
     }
 
     async fn record_dead_letter(&self, dead_letter: &DeadLetterId) -> Result<Recorded> {
@@ -963,6 +973,7 @@ impl Broker for RedisBroker {
             let [
                 backlog,
                 running,
+                raw_taken,
                 delayed,
                 retrying,
                 dlq_pending,
@@ -980,6 +991,7 @@ impl Broker for RedisBroker {
             Ok(QueueCounts {
                 backlog: number(backlog)?,
                 running: number(running)?,
+                raw_taken: number(raw_taken)?,
                 delayed: number(delayed)?,
                 retrying: number(retrying)?,
                 blocked: 0,
@@ -1037,16 +1049,34 @@ impl Broker for RedisBroker {
     async fn outbox(&self, limit: usize) -> Result<Vec<OutboxEntry>> {
         let mut range = redis::cmd("XRANGE");
         range.arg(self.keys.events()).arg("-").arg("+").arg("COUNT").arg(limit);
-        let read = |value| list(value)?.into_iter().map(reply::outbox_entry).collect::<std::result::Result<_, _>>();
-        read(self.command(&range).await?).map_err(|m: Malformed| m.during("outbox"))
+        let asked = match self.link.call_numbered(&range).await {
+            Err(fault) if matches!(fault.error, BrokerError::Unreachable { .. }) => {
+                self.link.call_numbered(&range).await
+            }
+            answer => answer,
+        };
+        let (number, entries) = asked.map_err(|fault| self.name_queue(fault))?;
+        let read = |value| -> std::result::Result<Vec<OutboxEntry>, Malformed> {
+            let entries = list(value)?.into_iter().map(reply::outbox_entry);
+            entries.map(|entry| Ok(OutboxEntry { read_by: number, ..entry? })).collect()
+        };
+        read(entries).map_err(|m| m.during("outbox"))
     }
 
-    async fn trim_outbox(&self, up_to: &str) -> Result<()> {
-        let (ms, seq) = up_to.split_once('-').unwrap_or((up_to, "0"));
-        let seq: u64 = seq.parse().map_err(|_| BrokerError::Invalid(format!("{up_to:?} is no place in the outbox")))?;
-        let mut trim = redis::cmd("XTRIM");
-        trim.arg(self.keys.events()).arg("MINID").arg(format!("{ms}-{}", seq + 1));
-        self.command(&trim).await.map(drop)
+    /// By their ids and over the connection that read them: after a failover another
+    /// entry, which nobody has read, may have an earlier place, or the very same.
+    async fn trim_outbox(&self, read: &[OutboxEntry]) -> Result<()> {
+        for together in read.chunk_by(|one, other| one.read_by == other.read_by).flat_map(|page| page.chunks(MAX_BATCH))
+        {
+            let mut delete = redis::cmd("XDEL");
+            delete.arg(self.keys.events());
+            for entry in together {
+                delete.arg(&entry.id);
+            }
+            let deleted = self.link.call_over(together[0].read_by, &delete).await;
+            deleted.map_err(|fault| self.name_queue(fault))?;
+        }
+        Ok(())
     }
 
     async fn sleeper(&self, capabilities: &Capabilities) -> Result<Box<dyn Sleeper>> {

@@ -13,10 +13,16 @@ use super::database::{Bind, Changes, Database, Dialect, Statement};
 use super::error::Fault;
 
 /// The migrations in their order; the first is version 1.
-const MIGRATIONS: [Migration; 1] = [Migration {
-    postgres: include_str!("migrations/postgres/0001_tables.sql"),
-    sqlite: include_str!("migrations/sqlite/0001_tables.sql"),
-}];
+const MIGRATIONS: [Migration; 2] = [
+    Migration {
+        postgres: include_str!("migrations/postgres/0001_tables.sql"),
+        sqlite: include_str!("migrations/sqlite/0001_tables.sql"),
+    },
+    Migration {
+        postgres: include_str!("migrations/postgres/0002_task_of_a_dead_letter.sql"),
+        sqlite: include_str!("migrations/sqlite/0002_task_of_a_dead_letter.sql"),
+    },
+];
 
 struct Migration {
     postgres: &'static str,

@@ -24,9 +24,7 @@ impl Chore for Recorder {
         let entries = queue.broker.outbox(PAGE).await?;
         let progress = log.record_many(&queue.name, &entries).await;
         let recorded = &entries[..progress.entries];
-        if let Some(last) = recorded.last() {
-            queue.broker.trim_outbox(&last.id).await?;
-        }
+        queue.broker.trim_outbox(recorded).await?;
         queue.seen().add(recorded);
         if let Some(error) = progress.stopped {
             return Err(error.into());

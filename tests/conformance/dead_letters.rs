@@ -363,6 +363,41 @@ async fn large_dead_letters_make_short_pages(fx: &Fixture) {
     assert_eq!(listed(fx, 100).await.len(), 6);
 }
 
+/// Letters that wait to be recorded, a page at a time: their ids, and how many were on each page.
+async fn pending_pages(fx: &Fixture, limit: usize) -> (Vec<DeadLetterId>, Vec<usize>) {
+    let (mut ids, mut sizes) = (Vec::<DeadLetterId>::new(), Vec::new());
+    loop {
+        let after = ids.last().map(|id| &id.task);
+        let page = fx.broker.pending_dead_letters_after(after, limit).await.expect("answered");
+        sizes.push(page.letters.len());
+        ids.extend(page.letters.into_iter().map(|letter| letter.id));
+        if !page.more {
+            return (ids, sizes);
+        }
+    }
+}
+
+async fn large_dead_letters_wait_in_short_pages(fx: &Fixture) {
+    let mut expected = Vec::new();
+    for _ in 0..6 {
+        let payload = json!("x".repeat(900_000)).into();
+        fx.enqueue(NewTask { payload, ..task("a") }).await;
+        let running = fx.claim_one().await;
+        assert_eq!(fx.settle(&running, permanent()).await, Settled::Dead);
+        expected.push(DeadLetterId { task: running.lease.task, epoch: running.lease.epoch });
+        fx.advance(Duration::from_millis(5));
+    }
+    assert_eq!(pending_pages(fx, 100).await, (expected.clone(), vec![2, 2, 2]));
+    assert_eq!(pending_pages(fx, 1).await, (expected.clone(), vec![1; 6]), "there is always one");
+    // Behind one that waits no more it begins anew.
+    fx.broker.record_dead_letter(&expected[0]).await.expect("answered");
+    let page = fx.broker.pending_dead_letters_after(Some(&expected[0].task), 1).await.expect("answered");
+    assert_eq!((&page.letters[0].id, page.more), (&expected[1], true));
+    fx.broker.record_dead_letter(&expected[5]).await.expect("answered");
+    let last = fx.broker.pending_dead_letters_after(Some(&expected[3].task), 1).await.expect("answered");
+    assert_eq!((last.letters.len(), last.more), (1, false), "a full page may be the last");
+}
+
 async fn every_task_ends_with_exactly_one_result(fx: &Fixture) {
     fx.set(|policy| policy.retry.max_retries = 0).await;
     let mut ids = Vec::new();
@@ -406,5 +441,6 @@ suite! {
     where_nothing_is_recorded_decisions_leave_the_outbox_alone,
     recorded_dead_letters_are_listed_newest_first_with_their_decisions,
     large_dead_letters_make_short_pages,
+    large_dead_letters_wait_in_short_pages,
     every_task_ends_with_exactly_one_result,
 }

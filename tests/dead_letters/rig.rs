@@ -97,7 +97,7 @@ impl Rig {
     /// What the leader does: records dead letters, and what happened.
     pub(super) async fn lead(&self) {
         let queue = Queue::new(self.ground.name.clone(), self.ground.broker.clone(), self.log.clone());
-        let mut loops: [Box<dyn Chore>; 2] = [Box::new(DeadLetterRouter), Box::new(Recorder)];
+        let mut loops: [Box<dyn Chore>; 2] = [Box::<DeadLetterRouter>::default(), Box::new(Recorder)];
         for chore in &mut loops {
             while chore.run_once(&queue).await.expect("a step").next != Next::WhenNeeded {}
         }

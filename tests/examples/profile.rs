@@ -281,7 +281,8 @@ impl Profile {
     /// however slow this machine is.
     async fn lead(&self, log: EventLog) -> Infallible {
         let queue = Queue::new(self.name.clone(), self.broker.clone(), Some(log));
-        let mut chores: [Box<dyn Chore>; 3] = [Box::new(Promoter), Box::new(DeadLetterRouter), Box::new(Recorder)];
+        let mut chores: [Box<dyn Chore>; 3] =
+            [Box::new(Promoter), Box::<DeadLetterRouter>::default(), Box::new(Recorder)];
         loop {
             for chore in &mut chores {
                 chore.run_once(&queue).await.expect("the step is taken");

@@ -83,7 +83,7 @@ async fn run_all(ground: &Ground, queue: &Queue) -> (TaskId, TaskId) {
             .collect();
         session.settle(&settlements, 0).await.expect("settled");
     }
-    let mut loops: [Box<dyn Chore>; 2] = [Box::new(DeadLetterRouter), Box::new(Recorder)];
+    let mut loops: [Box<dyn Chore>; 2] = [Box::<DeadLetterRouter>::default(), Box::new(Recorder)];
     for chore in &mut loops {
         while chore.run_once(queue).await.expect("a step").next != Next::WhenNeeded {}
     }
@@ -155,6 +155,54 @@ async fn everything_goes_at_its_time_and_nothing_before_it_or_before_it_was_read
     }
     let counts = ground.broker.counts().await.expect("counted");
     assert_eq!((counts.finished, counts.dead_lettered), (0, 0));
+}
+
+/// The queue counts a dead letter's time from when it was recorded, and keeps it for a reader that was slow: its row
+/// and its events stay for as long, however long ago it failed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_letter_that_was_recorded_late_is_in_the_event_log_for_as_long_as_in_the_queue() {
+    let server = Server::start(Flavor::Redis70).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut policy = Policy::default();
+    (policy.retention.succeeded, policy.retention.failed) = (SUCCEEDED, SUCCEEDED);
+    let ground = Ground::new(&server, sqlite(&dir), &policy).await;
+    let queue = Queue::new(ground.name.clone(), ground.broker.clone(), Some(ground.log()));
+    server.command(&["XGROUP", "CREATE", &ground.keys.dead_letter, "readers", "0", "MKSTREAM"]).await;
+    let task = NewTask::new("bad".parse().expect("valid"), serde_json::json!(1));
+    ground.broker.enqueue(&[task]).await.expect("taken");
+    let mut session = Session::new(ground.broker.clone(), WorkerId::new("w").expect("valid"), Capabilities::any());
+    let claimed = session.claim(1).await.expect("claimed").remove(0);
+    let outcome = Outcome::permanent("failed", "no");
+    session.settle(&[Settlement { lease: claimed.lease, outcome, dice: Dice(0) }], 0).await.expect("settled");
+    // There was no leader for longer than it is to be kept.
+    sleep(SUCCEEDED + Duration::from_millis(500)).await;
+    let mut loops: [Box<dyn Chore>; 2] = [Box::<DeadLetterRouter>::default(), Box::new(Recorder)];
+    for chore in &mut loops {
+        while chore.run_once(&queue).await.expect("a step").next != Next::WhenNeeded {}
+    }
+    let (mut sampler, mut retainer) = (Sampler::default(), Retainer::default());
+    let (since, recorded, mut read) = (Instant::now(), now(&server).await, false);
+    loop {
+        sampler.run_once(&queue).await.expect("a look");
+        retainer.run_once(&queue).await.expect("a step");
+        // First the log, which may lose it only after the queue.
+        let seen = Kept { dead_letters: 0, ..kept(&ground, &server).await };
+        let letters: usize = server.query(&["XLEN", &ground.keys.dead_letter]).await;
+        if letters > 0 {
+            assert_eq!((seen.rows, seen.events), (1, 5), "the queue has it, read: {read}");
+        }
+        if !read && now(&server).await > recorded + SUCCEEDED * 2 {
+            assert_eq!(letters, 1, "nobody has read it");
+            read_all(&server, &ground.keys.dead_letter).await;
+            read = true;
+        }
+        if (letters, seen.rows, seen.events) == (0, 0, 0) {
+            break;
+        }
+        assert!(since.elapsed() < Duration::from_secs(120), "{letters} letters and {seen:?} are left");
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert!(read);
 }
 
 /// Reads and acknowledges a stream as a consumer does.

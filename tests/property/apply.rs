@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::json;
 use windlass::TaskId;
 use windlass::broker::{
-    Broker, ClaimRequest, Claimed, EffectBegun, EffectMark, EffectRequest, Extended, Lease, OutboxEntry, ReclaimCursor,
-    Reclaimed, Recorded, Replayed, RetainCursor, Retained, Settled, Settlement, Standing, SweepCursor, Swept,
+    Broker, ClaimRequest, Claimed, EffectBegun, EffectMark, EffectRequest, Extended, Lease, ReclaimCursor, Reclaimed,
+    Recorded, Replayed, RetainCursor, Retained, Settled, Settlement, Standing, SweepCursor, Swept,
 };
 
 use windlass::protocol::names::IdempotencyKey;
@@ -277,10 +277,10 @@ impl Twins {
     /// What is forgotten is compared before.
     async fn trim_outbox(&mut self, count: usize) -> Compared {
         let (model, redis) = (told(self.model.outbox(count).await), told(self.redis.outbox(count).await));
-        let last = |entries: &Told<Vec<OutboxEntry>>| entries.as_ref().ok()?.last().map(|e| e.id.clone());
-        let ids = (last(&model), last(&redis));
-        agree("the outbox", model.map(alike_moves), redis.map(alike_moves)).map(drop)?;
-        if let (Some(model), Some(redis)) = ids {
+        agree("the outbox", model.clone().map(alike_moves), redis.clone().map(alike_moves)).map(drop)?;
+        if let (Ok(model), Ok(redis)) = (model, redis)
+            && !model.is_empty()
+        {
             self.tally.met("trim entries");
             agree("trim", told(self.model.trim_outbox(&model).await), told(self.redis.trim_outbox(&redis).await))
                 .map(drop)?;

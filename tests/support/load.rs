@@ -340,10 +340,9 @@ async fn lead(shared: Arc<Shared>) -> Vec<Event> {
         match entries {
             Ok(entries) if entries.is_empty() && last_round => return events,
             Ok(entries) if !entries.is_empty() => {
-                let last = entries.last().expect("it is not empty").id.clone();
+                must_be_transient(&broker.trim_outbox(&entries).await);
                 // Kept once: what could not be trimmed comes again, and is recognised.
                 events.extend(entries.into_iter().flat_map(|entry| entry.events));
-                must_be_transient(&broker.trim_outbox(&last).await);
             }
             _ => {}
         }

@@ -7,8 +7,8 @@ use super::record::{Record, time};
 use super::retention::LetterEntry;
 use super::state::{Queue, Step};
 use crate::broker::{
-    BrokerError, DeadLetterView, Decision, DecisionAction, DiscardRequest, Discarded, ListCursor, Page, Recorded,
-    ReplayRequest, Replayed, Result, Review, Voice, sentences,
+    BrokerError, DeadLetterView, Decision, DecisionAction, DiscardRequest, Discarded, ListCursor, Page,
+    PendingDeadLetters, Recorded, ReplayRequest, Replayed, Result, Review, Voice, sentences,
 };
 use crate::protocol::names::{DeadLetterId, TaskId};
 use crate::protocol::policy::IdempotencySource;
@@ -26,10 +26,24 @@ pub(super) struct Letter {
     pub(super) number: u64,
 }
 
+/// How many bytes of payloads end a page of pending dead letters.
+const PENDING_BYTES: usize = 1 << 20;
+
 impl Queue {
     /// Dead tasks whose dead letter is to be recorded, oldest first.
-    pub(super) fn pending_dead_letters(&self, limit: usize) -> Vec<DeadLetter> {
-        self.dlq_pending.iter().take(limit).map(|(_, id)| self.dead_letter_of(id)).collect()
+    pub(super) fn pending_dead_letters(&self, after: Option<&TaskId>, limit: usize) -> PendingDeadLetters {
+        let ids: Vec<_> = self.dlq_pending.iter().map(|(_, id)| id).collect();
+        let place = after.and_then(|after| ids.iter().position(|id| *id == after));
+        let (mut letters, mut bytes) = (Vec::new(), 0);
+        for id in &ids[place.map_or(0, |place| place + 1)..] {
+            if letters.len() == limit || bytes > PENDING_BYTES {
+                return PendingDeadLetters { letters, more: true };
+            }
+            let letter = self.dead_letter_of(id);
+            bytes += letter.payload.as_str().len();
+            letters.push(letter);
+        }
+        PendingDeadLetters { letters, more: false }
     }
 
     /// A dead letter that was recorded.

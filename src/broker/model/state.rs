@@ -4,7 +4,7 @@
 //! what a script keeps in local variables until it ends. The operations are
 //! methods of `Step`, spread over the files beside this one by concern.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::dead_letters::Letter;
@@ -237,13 +237,10 @@ impl Queue {
         self.outbox.iter().take(limit).cloned().collect()
     }
 
-    /// Forgets outbox entries up to and including this one.
-    pub(super) fn trim_outbox(&mut self, up_to: &str) -> Result<()> {
-        let number = up_to.strip_suffix("-0").unwrap_or(up_to).parse::<u64>();
-        let number = number.map_err(|_| BrokerError::Invalid(format!("{up_to:?} is no place in the outbox")))?;
-        let number_of = |entry: &OutboxEntry| entry.id.strip_suffix("-0").and_then(|number| number.parse::<u64>().ok());
-        self.outbox.retain(|entry| number_of(entry) > Some(number));
-        Ok(())
+    /// Forgets these outbox entries.
+    pub(super) fn trim_outbox(&mut self, read: &[OutboxEntry]) {
+        let read: HashSet<&str> = read.iter().map(|entry| entry.id.as_str()).collect();
+        self.outbox.retain(|entry| !read.contains(entry.id.as_str()));
     }
 }
 
@@ -360,8 +357,12 @@ impl Step<'_> {
     /// Ends the step: its moves become one entry of the outbox, and one sleeper
     /// is woken for each class that was marked and still has work, or may have.
     pub(super) fn end(self) {
-        let entry =
-            OutboxEntry { id: String::new(), events: self.moves, decisions: self.decisions, effects: self.effects };
+        let entry = OutboxEntry {
+            events: self.moves,
+            decisions: self.decisions,
+            effects: self.effects,
+            ..OutboxEntry::default()
+        };
         if entry != OutboxEntry::default() && self.policy.events == EventRecording::On {
             let id = format!("{}-0", self.queue.next_number());
             self.queue.outbox.push_back(OutboxEntry { id, ..entry });
@@ -407,14 +408,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_outbox_is_forgotten_from_its_beginning() {
+    async fn those_entries_of_the_outbox_are_forgotten_that_were_read() {
         let rig = Rig::new(Policy::default()).await;
         for name in ["a", "b", "c"] {
             rig.enqueue(task(name)).await;
         }
         let entries = rig.model.outbox(2).await.expect("entries");
-        rig.model.trim_outbox(&entries[1].id).await.expect("trimmed");
-        assert_eq!(rig.moves().await, [["c new queued - -"]]);
-        assert!(matches!(rig.model.trim_outbox("x").await, Err(BrokerError::Invalid(_))));
+        rig.model.trim_outbox(&entries[1..]).await.expect("trimmed");
+        assert_eq!(rig.moves().await, [["a new queued - -"], ["c new queued - -"]]);
     }
 }

@@ -378,7 +378,28 @@ impl Link {
 
     /// Sends one command.
     pub(super) async fn call(&self, command: &Cmd) -> std::result::Result<Value, Fault> {
-        let Current { number, mut connection } = self.connection().await?;
+        self.send(self.connection().await?, command).await
+    }
+
+    /// The same, and says which connection it went over.
+    pub(super) async fn call_numbered(&self, command: &Cmd) -> std::result::Result<(u64, Value), Fault> {
+        let current = self.connection().await?;
+        let number = current.number;
+        self.send(current, command).await.map(|value| (number, value))
+    }
+
+    /// Sends one command over that connection or not at all.
+    pub(super) async fn call_over(&self, number: u64, command: &Cmd) -> std::result::Result<Value, Fault> {
+        let current = self.connection().await?;
+        if current.number != number {
+            let why = "the connection is another one than before".to_owned();
+            return Err(Fault { error: BrokerError::Busy(why), connection_is_useless: false, no_script: false });
+        }
+        self.send(current, command).await
+    }
+
+    async fn send(&self, current: Current, command: &Cmd) -> std::result::Result<Value, Fault> {
+        let Current { number, mut connection } = current;
         command.query_async(&mut connection).await.map_err(|error| self.judge(number, &error))
     }
 

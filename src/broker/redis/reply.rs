@@ -347,7 +347,7 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry, Malformed> {
     while let (Some(id), Some(key), Some(token)) = (done.next(), done.next(), done.next()) {
         effects.push(effect([id, key].map(lossy), &token, at)?);
     }
-    Ok(OutboxEntry { id: text(id)?, events, decisions, effects })
+    Ok(OutboxEntry { id: text(id)?, read_by: 0, events, decisions, effects })
 }
 
 /// An outside effect that happened, and the record of the task whose attempt said so.
