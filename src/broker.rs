@@ -747,6 +747,9 @@ pub struct QueueCounts {
     pub backlog: u64,
     /// Claimed.
     pub running: u64,
+    /// Raw entries that a consumer of an older system has read and not acknowledged.
+    #[serde(skip)]
+    pub raw_taken: u64,
     /// Waiting for their time.
     pub delayed: u64,
     /// Waiting for their retry's delay.
@@ -883,6 +886,9 @@ pub struct EffectEvent {
 pub struct OutboxEntry {
     /// Its place.
     pub id: String,
+    /// Which of the broker's connections it was read by: behind another one there may be
+    /// another server, on which that place is another entry's.
+    pub read_by: u64,
     /// The moves, in their order.
     pub events: Vec<Event>,
     /// The decisions of people that led to them.
@@ -895,9 +901,6 @@ pub struct OutboxEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
     /// There may be work.
-    /// Which of the broker's connections it was read by: behind another one there may be
-    /// another server, on which that place is another entry's.
-    pub read_by: u64,
     Rung,
     /// The time was up.
     TimedOut,
@@ -937,6 +940,9 @@ pub struct Notice {
 /// nothing but time depends on it.
 #[async_trait]
 pub trait Notices: Send {
+    /// Of which server, as [`Broker::address`] tells it.
+    fn address(&self) -> &str;
+
     /// Begins to listen. What was told before is lost: look at everything once.
     async fn listen(&mut self) -> Result<()>;
 
@@ -948,6 +954,9 @@ pub trait Notices: Send {
 /// repeated when its answer was lost.
 #[async_trait]
 pub trait Broker: Send + Sync {
+    /// Where its server is: brokers of one server have the same.
+    fn address(&self) -> &str;
+
     /// Makes the queue if it is not there, and writes its policy.
     async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()>;
 

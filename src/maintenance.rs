@@ -85,6 +85,7 @@ impl Seen {
     /// What a look at the queue and at its policy showed.
     fn show(&mut self, counts: &QueueCounts, policy: &Policy) {
         self.counts = Some(counts.clone());
+        self.tally.begin(counts.invalid_transitions);
         self.outbox_bound = Some(policy.limits.outbox_entries);
         self.mode = Some(policy.mode);
     }
@@ -124,7 +125,7 @@ impl Queue {
 
 fn is_busy(counts: &QueueCounts) -> bool {
     let waiting = counts.delayed + counts.retrying + counts.dlq_pending;
-    counts.backlog + counts.running + waiting + counts.workers + counts.outbox > 0
+    counts.backlog + counts.raw_taken + counts.running + waiting + counts.workers + counts.outbox > 0
 }
 
 /// The loops, in the order in which they are listed everywhere.
@@ -188,7 +189,7 @@ impl LoopName {
         match self {
             Self::Sampler => true,
             Self::Promoter => counts.backlog + counts.delayed + counts.retrying > 0,
-            Self::Reclaimer => counts.running > 0,
+            Self::Reclaimer => counts.running + counts.raw_taken > 0,
             Self::DeadLetterRouter => counts.dlq_pending > 0,
             Self::Recorder => counts.outbox > 0,
             Self::Sweeper => is_busy(counts),
@@ -226,7 +227,6 @@ pub enum ChoreError {
     /// The event log did not do its part.
     #[error(transparent)]
     EventLog(#[from] EventLogError),
-    /// A bug.
     /// The event log does not take a dead letter, whose task waits for it.
     #[error("the dead letter {letter} is not recorded and its task does not fail: {error}")]
     Refused {
@@ -235,6 +235,7 @@ pub enum ChoreError {
         /// What the event log said.
         error: EventLogError,
     },
+    /// A bug.
     #[error("the loop panicked: {0}")]
     Panic(String),
 }

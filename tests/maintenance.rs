@@ -10,6 +10,8 @@ mod maintenance {
     mod faults;
     mod idle;
     mod metrics;
+    mod needs;
+    mod outbox;
     mod protocol;
     mod reclaim;
     mod retention;

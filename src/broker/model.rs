@@ -109,6 +109,10 @@ impl Model {
 
 #[async_trait]
 impl Broker for Model {
+    fn address(&self) -> &str {
+        "memory"
+    }
+
     async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()> {
         policy.validate().map_err(|error| BrokerError::Invalid(error.to_string()))?;
         self.on_queue(|queue| queue.provision(owner, policy))

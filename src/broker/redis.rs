@@ -556,6 +556,10 @@ fn word_and_rest(value: Value) -> std::result::Result<(String, std::vec::IntoIte
 
 #[async_trait]
 impl Broker for RedisBroker {
+    fn address(&self) -> &str {
+        &self.endpoint.shown
+    }
+
     async fn provision(&self, owner: &Owner, policy: &Policy) -> Result<()> {
         let condition = match &owner.takeover {
             Takeover::Respect => String::new(),
@@ -945,6 +949,7 @@ impl Broker for RedisBroker {
             let [
                 backlog,
                 running,
+                raw_taken,
                 delayed,
                 retrying,
                 dlq_pending,
@@ -962,6 +967,7 @@ impl Broker for RedisBroker {
             Ok(QueueCounts {
                 backlog: number(backlog)?,
                 running: number(running)?,
+                raw_taken: number(raw_taken)?,
                 delayed: number(delayed)?,
                 retrying: number(retrying)?,
                 blocked: 0,

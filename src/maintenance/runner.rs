@@ -27,6 +27,11 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_millis(200);
 /// How many queues are looked at a second where all must be, after a start or a lost connection.
 const LOOKS_A_SECOND: usize = 2000;
+/// How many queues a second begin to forget what is old after a start: nobody waits for it, and it asks a
+/// database, too.
+const FIRST_RETAINS_A_SECOND: usize = 10;
+/// For how long notices must have come for what ended them to be no part of a series.
+const LASTED: Duration = Duration::from_secs(30);
 /// How many notices and commands may wait.
 const MAILBOX: usize = 10_000;
 
@@ -53,8 +58,8 @@ enum Mail {
     Remove(Arc<str>),
     Notice(Notice),
     Look(Arc<str>),
-    /// Notices may have been lost: look at everything.
-    LookAtAll,
+    /// Notices of the server at that address may have been lost: look at all its queues.
+    LookAtAll(String),
 }
 
 impl Runner {
@@ -107,25 +112,33 @@ impl Runner {
 async fn pass_on(mut notices: Box<dyn Notices>, mailbox: mpsc::Sender<Mail>) {
     let mut failures = 0;
     loop {
-        if let Err(error) = listen(&mut *notices, &mailbox, &mut failures).await {
+        let mut since = None;
+        if let Err(error) = listen(&mut *notices, &mailbox, &mut since).await {
             tracing::warn!(%error, "no notices from Redis: queues are looked at by the clock until it is back");
         }
         if mailbox.is_closed() {
             return;
         }
+        failures = failures_in_a_row(failures, since.map(|since: Instant| since.elapsed()));
         tokio::time::sleep(backoff(failures)).await;
-        failures += 1;
     }
 }
 
+/// After one more, before which notices came for so long. A server that takes connections and drops them again
+/// is not back, and each time all its queues are looked at.
+fn failures_in_a_row(before: u32, lasted: Option<Duration>) -> u32 {
+    if lasted.is_some_and(|lasted| lasted >= LASTED) { 0 } else { before.saturating_add(1) }
+}
+
+/// Passes notices on until they end; says since when they came.
 async fn listen(
     notices: &mut dyn Notices,
     mailbox: &mpsc::Sender<Mail>,
-    failures: &mut u32,
+    since: &mut Option<Instant>,
 ) -> crate::broker::Result<()> {
     notices.listen().await?;
-    *failures = 0;
-    drop(mailbox.send(Mail::LookAtAll).await);
+    *since = Some(Instant::now());
+    drop(mailbox.send(Mail::LookAtAll(notices.address().to_owned())).await);
     loop {
         let notice = notices.next().await?;
         if mailbox.send(Mail::Notice(notice)).await.is_err() {
@@ -155,6 +168,8 @@ struct Entry {
     /// Tells a queue from one that had its prefix before.
     number: u64,
     slots: [Slot; LoopName::ALL.len()],
+    /// Whether it was looked at.
+    seen: bool,
 }
 
 /// A step that runs.
@@ -204,8 +219,9 @@ impl Calendar {
         match mail {
             Mail::Add(prefix, queue) => self.add(prefix, queue),
             Mail::Remove(prefix) => drop(self.entries.remove(&prefix)),
-            Mail::LookAtAll => {
-                let prefixes: Vec<_> = self.entries.keys().cloned().collect();
+            Mail::LookAtAll(address) => {
+                let there = self.entries.iter().filter(|(_, entry)| entry.queue.broker.address() == address);
+                let prefixes: Vec<_> = there.map(|(prefix, _)| prefix.clone()).collect();
                 for prefix in prefixes {
                     self.look(&prefix);
                 }
@@ -218,7 +234,7 @@ impl Calendar {
     fn add(&mut self, prefix: Arc<str>, queue: Queue) {
         self.added += 1;
         let slots = LoopName::ALL.map(|name| Slot { chore: Some(name.chore()), due: None, again: false, failures: 0 });
-        self.entries.insert(prefix.clone(), Entry { queue, number: self.added, slots });
+        self.entries.insert(prefix.clone(), Entry { queue, number: self.added, slots, seen: false });
         self.look(&prefix);
     }
 
@@ -311,12 +327,18 @@ impl Calendar {
 
     /// Wakes the loops that a look at the queue says are needed and that nobody has woken.
     fn begin_needed(&mut self, prefix: &Arc<str>) {
-        let Some(entry) = self.entries.get(prefix) else { return };
+        let Some(entry) = self.entries.get_mut(prefix) else { return };
         let Some(counts) = entry.queue.counts() else { return };
+        let first = !std::mem::replace(&mut entry.seen, true);
         let asleep = |name: &LoopName| entry.slots[*name as usize].due.is_none();
         let needed: Vec<_> = LoopName::ALL.into_iter().filter(asleep).filter(|name| name.is_needed(&counts)).collect();
         for name in needed {
             self.due_in(prefix, name, Duration::ZERO);
+        }
+        // Counts do not tell of all that is kept: decided dead letters, rows of the event log.
+        if first {
+            let all = Duration::from_secs_f64(self.entries.len() as f64 / FIRST_RETAINS_A_SECOND as f64);
+            self.due_in(prefix, LoopName::Retainer, all.mul_f64(fastrand::f64()));
         }
     }
 }
@@ -340,5 +362,38 @@ async fn until(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::clock::Clock;
+    use crate::broker::model::Model;
+
+    #[test]
+    fn a_server_that_drops_its_connections_again_and_again_is_listened_to_ever_more_rarely() {
+        assert_eq!(failures_in_a_row(0, None), 1);
+        assert_eq!(failures_in_a_row(4, Some(Duration::from_secs(1))), 5, "it took the connection, for a second");
+        assert_eq!(failures_in_a_row(4, Some(LASTED)), 0);
+        assert!(backoff(failures_in_a_row(u32::MAX, None)) >= LONGEST_BACKOFF / 2);
+    }
+
+    #[test]
+    fn lost_notices_lead_to_looks_at_the_queues_of_their_server_alone() {
+        let mut calendar = Calendar::new(LoopMetrics::default());
+        let name: crate::protocol::names::QueueName = "shop/emails".parse().expect("valid");
+        let broker = Arc::new(Model::new(name.clone(), Clock::Server));
+        let address = crate::broker::Broker::address(&*broker).to_owned();
+        calendar.add("p:".into(), Queue::new(name, broker, None));
+        let sampler = |calendar: &mut Calendar| {
+            let entry = calendar.entries.get_mut("p:").expect("it was added");
+            entry.slots[LoopName::Sampler as usize].due.take()
+        };
+        assert!(sampler(&mut calendar).is_some(), "a new one is looked at");
+        calendar.read(Mail::LookAtAll("elsewhere".to_owned()));
+        assert!(sampler(&mut calendar).is_none());
+        calendar.read(Mail::LookAtAll(address));
+        assert!(sampler(&mut calendar).is_some());
     }
 }

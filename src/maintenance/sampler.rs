@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::{Chore, ChoreError, Next, Progress, Queue, is_busy};
 use crate::broker::{Glance, QueueCounts};
+use crate::event_log::Sample;
 
 /// Between two looks at a queue in which something happens.
 const WHILE_BUSY: Duration = Duration::from_secs(5);
@@ -27,7 +28,10 @@ pub struct Sampler {
     counted: Option<(Instant, Option<Glance>)>,
     /// When it wanted to be called again.
     due: Option<Instant>,
-    row_written: Option<Instant>,
+    /// When a row was last written, or could not be.
+    row_tried: Option<Instant>,
+    /// What could not be written then.
+    unwritten: Option<Sample>,
     warned: bool,
 }
 
@@ -45,12 +49,13 @@ impl Chore for Sampler {
         self.look_at_outbox(queue, counts.outbox, policy.limits.outbox_entries);
         queue.seen().show(&counts, &policy);
         let busy = is_busy(&counts);
-        let due = self.row_written.is_none_or(|at| at.elapsed() >= BETWEEN_ROWS);
+        let due = self.row_tried.is_none_or(|at| at.elapsed() >= BETWEEN_ROWS);
         // Also of a queue that became idle since: the last of what it did is told, too.
         let done_something = !queue.seen().tally.is_empty();
-        if due && (busy || done_something) {
-            self.row_written = Some(Instant::now());
-            self.write_row(queue, &counts).await?;
+        if due && (busy || done_something || self.unwritten.is_some()) {
+            // A database that is down is asked as rarely: looks at the queue must not wait for it.
+            self.row_tried = Some(Instant::now());
+            self.write_rows(queue, &counts).await?;
         }
         let rest = if busy { WHILE_BUSY } else { WHILE_IDLE };
         // After a start all queues are looked at, so the first rest is spread over its whole length.
@@ -87,20 +92,65 @@ impl Sampler {
         self.warned = filling;
     }
 
-    async fn write_row(&self, queue: &Queue, counts: &QueueCounts) -> Result<(), ChoreError> {
-        let sample = queue.seen().tally.sample(counts);
-        if let Some(log) = &queue.log {
-            log.record_sample(&queue.name, &sample).await?;
+    /// Writes what could not be written before, then what happened since. A row that was
+    /// written though its answer was lost is written once: its time names it.
+    async fn write_rows(&mut self, queue: &Queue, counts: &QueueCounts) -> Result<(), ChoreError> {
+        let Some(log) = &queue.log else { return Ok(()) };
+        if let Some(sample) = &self.unwritten {
+            log.record_sample(&queue.name, sample).await?;
         }
+        let sample = self.unwritten.insert(queue.seen().tally.sample(counts));
+        log.record_sample(&queue.name, sample).await?;
+        self.unwritten = None;
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use jiff::Timestamp;
+
     use super::*;
+    use crate::broker::clock::Clock;
+    use crate::broker::model::Model;
+    use crate::broker::{Broker, Owner, Takeover};
+    use crate::event_log::EventLog;
+    use crate::protocol::names::QueueName;
+    use crate::protocol::policy::Policy;
+    use crate::protocol::task::NewTask;
 
     const GLANCE: Glance = Glance { keys: 1, raw_entries: 0 };
+
+    #[tokio::test]
+    async fn a_row_that_the_database_did_not_take_is_written_later_with_what_came_since() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("events.db");
+        let log = EventLog::open(&format!("sqlite://{}", file.display())).expect("a usable URL");
+        let (name, clock): (QueueName, _) = ("shop/emails".parse().expect("valid"), Clock::manual(1_700_000_000_000));
+        let model = Arc::new(Model::new(name.clone(), clock.clone()));
+        let owner = Owner { name: "test".to_owned(), takeover: Takeover::Respect };
+        model.provision(&owner, &Policy::default()).await.expect("made");
+        let task = || NewTask::new("send".parse().expect("valid"), serde_json::json!(1));
+        let queue = Queue::new(name.clone(), model.clone(), Some(log.clone()));
+        let mut sampler = Sampler::default();
+        model.enqueue(&[task(), task()]).await.expect("taken");
+        let entries = model.outbox(1).await.expect("read");
+        queue.seen().add(&entries);
+        std::fs::create_dir(&file).expect("made");
+        sampler.run_once(&queue).await.expect_err("that is no file");
+        std::fs::remove_dir(&file).expect("removed");
+        model.enqueue(&[task()]).await.expect("taken");
+        let entries = model.outbox(2).await.expect("read");
+        queue.seen().add(&entries[1..]);
+        clock.advance(Duration::from_secs(60));
+        sampler.row_tried = None;
+        sampler.run_once(&queue).await.expect("now there can be one");
+        let rows = log.samples(&name, Timestamp::UNIX_EPOCH, Timestamp::MAX).await.expect("answered");
+        assert_eq!(rows.iter().map(|row| row.created).collect::<Vec<_>>(), [2, 1]);
+        assert!(sampler.unwritten.is_none());
+    }
 
     #[test]
     fn a_queue_is_counted_unless_a_glance_in_time_shows_no_change() {

@@ -27,7 +27,7 @@ impl Chore for Sweeper {
             tracing::warn!(queue = %queue.name, task_id = %task, what, "a task was not where its state says and was put back");
         }
         for worker in &swept.workers_lost {
-            tracing::warn!(queue = %queue.name, %worker, "a worker fell silent and its tasks were taken back");
+            tracing::warn!(queue = %queue.name, %worker, "a worker fell silent and left the registry: its tasks come back, as reclaim.causes says");
         }
         let more_pages = swept.next.is_some();
         self.cursor = swept.next.unwrap_or_default();

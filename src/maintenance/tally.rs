@@ -21,7 +21,8 @@ pub(super) struct Tally {
     latency: Duration,
     attempts: BTreeMap<TaskType, Attempts>,
     dead_letters: BTreeMap<TenantId, u64>,
-    invalid_transitions_before: u64,
+    /// As the queue counted them at the sample before, or when it was first looked at.
+    invalid_transitions_before: Option<u64>,
 }
 
 #[derive(Default)]
@@ -31,6 +32,11 @@ struct Attempts {
 }
 
 impl Tally {
+    /// The queue counts refused moves from its beginning: what was before the first look is no news.
+    pub(super) fn begin(&mut self, invalid_transitions: u64) {
+        self.invalid_transitions_before.get_or_insert(invalid_transitions);
+    }
+
     pub(super) fn add(&mut self, entries: &[OutboxEntry]) {
         for event in entries.iter().flat_map(|entry| &entry.events) {
             self.add_event(event);
@@ -74,9 +80,9 @@ impl Tally {
     /// What happened since the sample before, and begins anew.
     pub(super) fn sample(&mut self, counts: &QueueCounts) -> Sample {
         let live = counts.backlog + counts.running + counts.delayed + counts.retrying;
-        let before = self.invalid_transitions_before;
         let sums = std::mem::take(self);
-        self.invalid_transitions_before = counts.invalid_transitions;
+        let before = sums.invalid_transitions_before.unwrap_or(counts.invalid_transitions);
+        self.invalid_transitions_before = Some(counts.invalid_transitions);
         let average = |sum: Duration, n: u64| u32::try_from(n).ok().and_then(|n| sum.checked_div(n));
         let rate = |(kind, attempts): (TaskType, Attempts)| (kind, attempts.failed as f64 / attempts.all as f64);
         Sample {
@@ -110,5 +116,22 @@ pub(super) fn ended_attempt(event: &Event) -> Option<Ended> {
             (reason == Some(RetryReason::Failure)).then_some(Ended::Badly)
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_tells_of_refused_moves_since_the_one_before_and_not_of_those_before_the_first_look() {
+        let mut tally = Tally::default();
+        let counts = |invalid_transitions| QueueCounts { invalid_transitions, ..QueueCounts::default() };
+        tally.begin(1000);
+        assert_eq!(tally.sample(&counts(1002)).invalid_transitions, 2);
+        tally.begin(1002);
+        assert_eq!(tally.sample(&counts(1005)).invalid_transitions, 3);
+        assert_eq!(tally.sample(&counts(1005)).invalid_transitions, 0);
+        assert_eq!(tally.sample(&counts(1)).invalid_transitions, 0, "the queue was made anew");
     }
 }

@@ -50,6 +50,7 @@ async fn every_task_is_counted_where_it_is(fx: &Fixture) {
     let expected = QueueCounts {
         backlog: 2,
         running: 1,
+        raw_taken: 0,
         delayed: 1,
         retrying: 1,
         blocked: 0,

@@ -66,6 +66,8 @@ impl Queue {
         QueueCounts {
             backlog: (in_lanes - running + self.raw.len()) as u64,
             running: running as u64,
+            // Nobody but the scripts reads the model's raw entries.
+            raw_taken: 0,
             delayed: self.delayed.len() as u64,
             retrying: self.retrying.len() as u64,
             blocked: 0,

@@ -25,6 +25,10 @@ impl RedisNotices {
 
 #[async_trait]
 impl Notices for RedisNotices {
+    fn address(&self) -> &str {
+        &self.address
+    }
+
     async fn listen(&mut self) -> Result<()> {
         self.listening = None;
         let mut connection = self.link.listen().await?;

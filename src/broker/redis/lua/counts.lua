@@ -1,6 +1,6 @@
 -- The queue in numbers.
 --
--- RETURNS {backlog, running, delayed, retrying, dlq pending, dead letters, finished,
+-- RETURNS {backlog, running, raw entries that are pending, delayed, retrying, dlq pending, dead letters, finished,
 --   oldest ready ms or '', workers, outbox, invalid transitions,
 --   last heartbeat ms of the most silent worker or '', now ms}
 local backlog, running, read_up_to = 0, 0, {}
@@ -12,7 +12,8 @@ for _, lane in ipairs(call('SMEMBERS', P .. 'lanes')) do
   running = running + pending
   backlog = backlog + call('XLEN', key) - pending
 end
-backlog = backlog + raw_entries()
+local raw_waiting, raw_taken = raw_entries()
+backlog = backlog + raw_waiting
 -- A ready lane's score is never later than its first task: look at the lanes
 -- from the earliest on, until no further one can hold an older task.
 local oldest, lanes = '', {}
@@ -33,7 +34,7 @@ for _, lane in ipairs(lanes) do
   end
 end
 return {
-  backlog, running, call('ZCARD', P .. 'delayed'), call('ZCARD', P .. 'retrying'), call('ZCARD', P .. 'dlq_pending'),
+  backlog, running, raw_taken, call('ZCARD', P .. 'delayed'), call('ZCARD', P .. 'retrying'), call('ZCARD', P .. 'dlq_pending'),
   call('HLEN', P .. 'dead'), call('HLEN', P .. 'done'), oldest, call('ZCARD', P .. 'heartbeats'),
   call('XLEN', P .. 'events'), tonumber(call('HGET', P .. 'stats', 'invalid_transitions') or 0),
   call('ZRANGE', P .. 'heartbeats', 0, 0, 'WITHSCORES')[2] or '', now,

@@ -5,10 +5,12 @@ end
 
 -- Raw entries that nobody has filed: the lag where the server knows it, else
 -- counted. An adopted stream may hold history, so its length says nothing.
+-- And those that a consumer from before has taken and not acknowledged.
 local function raw_entries()
   if call('EXISTS', KEYS[2]) == 0 then
-    return 0
+    return 0, 0
   end
   local info = workers_group(KEYS[2])
-  return info.lag or #call('XRANGE', KEYS[2], '(' .. info['last-delivered-id'], '+', 'COUNT', 1000)
+  local waiting = info.lag or #call('XRANGE', KEYS[2], '(' .. info['last-delivered-id'], '+', 'COUNT', 1000)
+  return waiting, info.pending
 end
