@@ -5,9 +5,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use windlass::State;
 use windlass::broker::{Broker, QueueCounts};
+use windlass::event_log::DeadLetterFilter;
+use windlass::maintenance::LoopName;
+use windlass::maintenance::metrics::LoopMetrics;
 use windlass::protocol::policy::{EventRecording, Policy};
+use windlass::{NewTask, State};
 
 use crate::support::ground::{Ground, Leader, example, tasks_that};
 use crate::support::load::hasty_policy;
@@ -25,7 +28,7 @@ pub(super) async fn until(ground: &Ground, what: &str, is_so: impl Fn(&QueueCoun
             if is_so(&counts) {
                 return counts;
             }
-            assert!(since.elapsed() < Duration::from_secs(120), "{what} did not come: {counts:?}");
+            assert!(since.elapsed() < Duration::from_secs(400), "{what} did not come: {counts:?}");
         }
         sleep(Duration::from_millis(20)).await;
     }
@@ -43,18 +46,46 @@ async fn a_leader_that_is_killed_two_hundred_times_loses_and_repeats_nothing() {
     let postgres = Postgres::start().await;
     let ground = Ground::new(&server, postgres.fresh_database(), &hasty_policy()).await;
     let load = tokio::spawn(ground.load(20_000).run());
-    let (mut kills, mut at_work) = (0, 0);
+    let (mut kills, mut at_work, mut recorded) = (0, 0, 0);
     while kills < KILLS {
         let mut leader = ground.lead_apart();
         sleep(ms(10..150)).await;
+        // However slow the machine is, every twentieth does some work before it dies.
+        if kills % 20 == 0 {
+            recorded = more_recorded(&ground, recorded, || load.is_finished()).await;
+        }
         leader.kill9();
         kills += 1;
         at_work += usize::from(!load.is_finished());
     }
+    let events = ground.events().await;
+    assert!(at_work > 0 && !events.is_empty(), "{at_work} were killed at work");
+    assert!(
+        !tasks_that(&events, State::Failed).is_empty(),
+        "some dead letters were recorded by those that were killed"
+    );
     let _leader = ground.lead_apart();
     let account = load.await.expect("the load ends");
     ground.check(&account).await;
-    println!("{kills} kills of the leader, {at_work} of them at work: {} tasks", account.accepted.len());
+    println!(
+        "{kills} kills of the leader, {at_work} of them at work: {} tasks, {} of {} events by leaders that were killed",
+        account.accepted.len(),
+        events.len(),
+        ground.events().await.len()
+    );
+}
+
+/// Waits until more dead letters are in the event log than so many, or there is no work left; says how many.
+async fn more_recorded(ground: &Ground, than: u64, all_done: impl Fn() -> bool) -> u64 {
+    let (log, since) = (ground.log(), Instant::now());
+    loop {
+        let letters = log.count_dead_letters(&ground.name, &DeadLetterFilter::default()).await.expect("counted");
+        if letters > than || all_done() {
+            return letters;
+        }
+        assert!(since.elapsed() < Duration::from_secs(400), "a leader records no dead letters: {letters}");
+        sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// A database that is down delays history and dead letters, never the work.
@@ -105,8 +136,17 @@ async fn an_sqlite_file_that_another_process_locks_delays_history_alone() {
     let said =
         std::io::BufRead::read_line(&mut std::io::BufReader::new(locker.stdout.take().expect("piped")), &mut line);
     assert!(said.is_ok() && line.trim() == "locked", "{said:?} {line}");
-    until(&ground, "all the work", |counts| counts.backlog + counts.running + counts.delayed + counts.retrying == 0)
-        .await;
+    let before = ground.broker.counts().await.expect("counted");
+    assert!(!load.is_finished(), "there is work to do yet: {before:?}");
+    // All that does not end as a dead letter is done while the file is locked.
+    let locked = until(&ground, "all the work", |counts| {
+        counts.backlog + counts.running + counts.delayed + counts.retrying == 0
+            && counts.dlq_pending > 0
+            && counts.finished > before.finished
+    })
+    .await;
+    assert!(locked.outbox > before.outbox, "history waits in the outbox: {before:?}, {locked:?}");
+    assert!(!load.is_finished(), "dead letters wait for the file");
     drop(locker.stdin.take());
     locker.wait().expect("it ends");
     let account = load.await.expect("the load ends");
@@ -129,8 +169,8 @@ async fn loops_go_on_after_redis_was_killed_and_restarted() {
     ground.check(&account).await;
 }
 
-/// Two leaders at once, of which one has a clock that is an hour ahead and one
-/// is stopped for seconds in the middle of whatever it does.
+/// Leaders at once, of which one has a clock that is an hour ahead, one has one that is an hour
+/// behind, and one is stopped for seconds in the middle of whatever it does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leaders_that_overlap_pause_and_disagree_about_the_time_do_no_harm() {
     let server = Server::start(Flavor::Redis70).await;
@@ -138,9 +178,11 @@ async fn leaders_that_overlap_pause_and_disagree_about_the_time_do_no_harm() {
     let ground = Ground::new(&server, postgres.fresh_database(), &hasty_policy()).await;
     let _here = ground.lead().await;
     let pausing = ground.lead_apart();
-    let mut early = Command::new("faketime");
-    early.args(["-f", "+1h"]).arg(example("leader"));
-    let _early = ground.lead_apart_by(early);
+    let _disagreeing = ["+1h", "-1h"].map(|off| {
+        let mut leader = Command::new("faketime");
+        leader.args(["-f", off]).arg(example("leader"));
+        ground.lead_apart_by(leader)
+    });
     let load = tokio::spawn(ground.load(10_000).run());
     let mut pauses = 0;
     while !load.is_finished() {
@@ -152,7 +194,7 @@ async fn leaders_that_overlap_pause_and_disagree_about_the_time_do_no_harm() {
     }
     let account = load.await.expect("the load ends");
     ground.check(&account).await;
-    println!("three leaders, {pauses} pauses: {} tasks", account.accepted.len());
+    println!("four leaders, {pauses} pauses: {} tasks", account.accepted.len());
 }
 
 /// For longer than any time that a loop, a connection or a database waits for something.
@@ -203,13 +245,28 @@ async fn a_redis_that_hangs_does_not_delay_the_loops_of_another() {
     let dir = tempfile::tempdir().expect("a directory");
     let healthy = Ground::new(&good, sqlite(&dir), &hasty_policy()).await;
     let sick = Ground::new(&bad, sqlite(&dir), &hasty_policy()).await;
-    let mut runner = healthy.lead().await;
+    let metrics = LoopMetrics::default();
+    let mut runner = healthy.lead_and_count(metrics.clone()).await;
     runner.listen(sick.redis.notices());
     let queue = windlass::maintenance::Queue::new(sick.name.clone(), sick.broker.clone(), Some(sick.log()));
     runner.add(sick.keys.prefix(), queue).await;
+    // With work in it, so that all its loops have something to do when it hangs.
+    let tasks = (0..50).map(|n| NewTask::new("send".parse().expect("valid"), serde_json::json!(n)));
+    sick.broker.enqueue(&tasks.collect::<Vec<_>>()).await.expect("taken");
+    until(&sick, "a history of the one that is to hang", |counts| counts.outbox == 0).await;
     bad.freeze().await;
+    let before = LoopName::ALL.map(|name| metrics.steps(name));
     let account = healthy.load(2_000).run().await;
     healthy.check(&account).await;
     assert!(!tasks_that(&healthy.events().await, State::Failed).is_empty(), "some died, and were recorded");
+    // A step of the frozen one ends in an error, after seconds. Waited for, each would cost the healthy one a
+    // step; those of the healthy one are many times as many.
+    let (mut done, mut failed) = (0, 0);
+    for (name, before) in LoopName::ALL.into_iter().zip(before) {
+        let (runs, errors) = metrics.steps(name);
+        failed += errors - before.1;
+        done += runs - before.0 - (errors - before.1);
+    }
+    assert!(done > 50 + 5 * failed, "{done} steps of the healthy queue's loops beside {failed} that failed");
     bad.thaw().await;
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use tokio::time::{Instant, sleep};
-use windlass::NewTask;
 use windlass::broker::session::Session;
 use windlass::broker::{Broker, ClaimedTask, Outcome, Settled, Settlement, WorkerInfo};
 use windlass::maintenance::metrics::LoopMetrics;
@@ -16,6 +15,7 @@ use windlass::maintenance::{Chore, Next, Queue};
 use windlass::protocol::backoff::Dice;
 use windlass::protocol::names::{Capabilities, WorkerId};
 use windlass::protocol::policy::{Mode, Policy};
+use windlass::{NewTask, State};
 
 use super::faults::sqlite;
 use crate::support::ground::Ground;
@@ -23,8 +23,11 @@ use crate::support::load::hasty_policy;
 use crate::support::owner;
 use crate::support::servers::{Flavor, Server};
 
-/// Ten that succeed, four that fail once and then succeed, three dead letters of two tenants, one cancelled, one
-/// refused move, one that waits.
+/// Between the creation of the tasks and the first claim.
+const WAIT: Duration = Duration::from_millis(200);
+
+/// Ten that succeed, four that fail once and then succeed, three dead letters of two tenants, one that waits for a
+/// retry, one cancelled, one refused move, one that waits.
 async fn happenings(ground: &Ground) {
     let kind = |name: &str, tenant: Option<&str>| NewTask {
         tenant_id: tenant.map(|tenant| tenant.parse().expect("valid")),
@@ -34,6 +37,9 @@ async fn happenings(ground: &Ground) {
     tasks.extend((0..4).map(|_| kind("shaky", None)));
     tasks.extend([kind("bad", Some("acme")), kind("bad", Some("acme")), kind("bad", Some("shop"))]);
     ground.broker.enqueue(&tasks).await.expect("taken");
+    let limited = kind("limited", None);
+    ground.broker.enqueue(&[limited]).await.expect("taken");
+    sleep(WAIT).await;
     let worker = WorkerId::new("w").expect("valid");
     let info = WorkerInfo {
         id: worker.clone(),
@@ -55,6 +61,10 @@ async fn happenings(ground: &Ground) {
         let end = |task: &ClaimedTask| match (task.task_type.as_str(), task.retry_count) {
             ("shaky", 0) => Outcome::failure("test", "not yet"),
             ("bad", _) => Outcome::permanent("test", "never"),
+            ("limited", _) => {
+                let (retry_after, error) = (Some(Duration::from_secs(600)), "later".to_owned());
+                Outcome::RateLimited { retry_after, error }
+            }
             _ => Outcome::success(),
         };
         let settlements: Vec<_> = claimed
@@ -67,7 +77,9 @@ async fn happenings(ground: &Ground) {
         }
         let settled = session.settle(&settlements, 0).await.expect("settled").settled;
         ended += settled.iter().filter(|settled| matches!(settled, Settled::Succeeded | Settled::Dead)).count();
-        last = settlements.into_iter().next_back().or(last);
+        let over = |settled: &Settled| matches!(settled, Settled::Succeeded | Settled::Dead);
+        let over = settlements.into_iter().zip(&settled).filter(|(_, settled)| over(settled));
+        last = over.map(|(settlement, _)| settlement).next_back().or(last);
     }
     // A final state is final, whatever somebody says later.
     let again = Settlement { outcome: Outcome::permanent("late", "no"), ..last.expect("some") };
@@ -75,6 +87,25 @@ async fn happenings(ground: &Ground) {
     let unwanted = kind("good", None);
     ground.broker.enqueue(&[unwanted.clone(), kind("good", None)]).await.expect("taken");
     ground.broker.cancel(&unwanted.id, "not needed").await.expect("cancelled");
+}
+
+/// From creation to success, on average, as the history tells it.
+async fn average_latency(ground: &Ground) -> Duration {
+    let (mut created, mut took) = (HashMap::new(), Vec::new());
+    for event in ground.events().await {
+        match (event.from, event.to) {
+            (None, Some(_)) => {
+                created.insert(event.task_id, event.occurred_at);
+            }
+            (_, Some(State::Succeeded)) => {
+                took.push(
+                    Duration::try_from(event.occurred_at.duration_since(created[&event.task_id])).expect("later"),
+                );
+            }
+            _ => {}
+        }
+    }
+    took.iter().sum::<Duration>() / u32::try_from(took.len()).expect("a few")
 }
 
 /// Series by name and labels, without the queue's.
@@ -112,7 +143,7 @@ async fn a_scrape_tells_what_happened_with_units_totals_and_bounded_labels() {
         if at("windlass_tasks_failed_total") == Some(3.0)
             && at("windlass_queue_dead_lettered") == Some(3.0)
             && at("windlass_invalid_transitions_total") == Some(1.0)
-            && at("windlass_tasks_created_total") == Some(19.0)
+            && at("windlass_tasks_created_total") == Some(20.0)
             && at("windlass_queue_backlog") == Some(1.0)
         {
             break seen;
@@ -121,7 +152,7 @@ async fn a_scrape_tells_what_happened_with_units_totals_and_bounded_labels() {
         sleep(Duration::from_millis(50)).await;
     };
     for (series, value) in [
-        ("windlass_tasks_created_total", 19.0),
+        ("windlass_tasks_created_total", 20.0),
         ("windlass_tasks_succeeded_total", 14.0),
         ("windlass_tasks_failed_total", 3.0),
         ("windlass_tasks_cancelled_total", 1.0),
@@ -132,20 +163,24 @@ async fn a_scrape_tells_what_happened_with_units_totals_and_bounded_labels() {
         (r#"windlass_attempts_failed_total{type="shaky"}"#, 4.0),
         (r#"windlass_attempts_failed_total{type="bad"}"#, 3.0),
         (r#"windlass_retries_total{reason="failure"}"#, 4.0),
+        (r#"windlass_retries_total{reason="rate_limited"}"#, 1.0),
         (r#"windlass_dead_letters_total{tenant="acme"}"#, 2.0),
         (r#"windlass_dead_letters_total{tenant="shop"}"#, 1.0),
         ("windlass_invalid_transitions_total", 1.0),
         ("windlass_queue_backlog", 1.0),
         ("windlass_queue_running", 0.0),
-        ("windlass_queue_retrying_ratio", 0.0),
+        ("windlass_queue_retrying", 1.0),
+        ("windlass_queue_retrying_ratio", 0.5),
         ("windlass_queue_paused", 0.0),
         ("windlass_queue_workers", 1.0),
         ("windlass_queue_history_recorded", 1.0),
     ] {
         assert_eq!(seen.get(series), Some(&value), "{series} in {seen:#?}");
     }
+    let latency = seen["windlass_task_latency_seconds_sum"];
+    let told = average_latency(&ground).await.as_secs_f64() * 14.0;
+    assert!(latency >= 14.0 * WAIT.as_secs_f64() && (latency - told).abs() < 0.014, "{latency} and {told}");
     for present in [
-        "windlass_task_latency_seconds_sum",
         "windlass_queue_oldest_task_age_seconds",
         "windlass_queue_heartbeat_delay_seconds",
         "windlass_queue_outbox",
@@ -169,16 +204,23 @@ async fn a_row_of_the_metrics_table_tells_the_same() {
     for chore in &mut loops {
         while chore.run_once(&queue).await.expect("a step").next != Next::WhenNeeded {}
     }
-    Sampler::default().run_once(&queue).await.expect("a sample");
+    // Since it was heard last.
+    sleep(WAIT).await;
+    let mut sampler = Sampler::default();
+    sampler.run_once(&queue).await.expect("a sample");
     let rows = ground.log().samples(&ground.name, Timestamp::UNIX_EPOCH, Timestamp::MAX).await.expect("answered");
     let [row] = &rows[..] else { panic!("one row: {rows:?}") };
-    assert_eq!((row.created, row.completed, row.failed, row.invalid_transitions), (19, 14, 3, 1));
-    assert!(row.average_latency.is_some() && row.heartbeat_delay.is_some(), "{row:?}");
+    // A move that was refused before anybody looked is no news.
+    assert_eq!((row.created, row.completed, row.failed, row.invalid_transitions), (20, 14, 3, 0));
+    assert!(row.heartbeat_delay.is_some_and(|delay| delay >= WAIT), "{row:?}");
+    let told = average_latency(&ground).await;
+    let latency = row.average_latency.expect("some succeeded");
+    assert!(latency >= WAIT && latency.abs_diff(told) <= Duration::from_millis(1), "{latency:?} and {told:?}");
     let rate = |kind: &str| row.error_rates[&kind.parse().expect("valid")];
     assert_eq!((rate("good"), rate("shaky"), rate("bad")), (0.0, 0.5, 1.0));
     let grown = |tenant: &str| row.dead_letter_growth[&tenant.parse().expect("valid")];
     assert_eq!((grown("acme"), grown("shop")), (2, 1));
-    assert!(row.retrying_ratio.abs() < f64::EPSILON, "{row:?}");
+    assert!((row.retrying_ratio - 0.5).abs() < f64::EPSILON, "{row:?}");
 }
 
 /// Where there is no history, what is counted from it is absent instead of zero.

@@ -220,6 +220,27 @@ async fn check_results(server: &Server) {
 async fn check_dead_letters(server: &Server) {
     let letters = entries(server, "stream:dlq").await;
     assert_eq!(letters.len(), 2, "{letters:?}");
+    // What they ask for, what is ours, and nothing else.
+    let known = [
+        "task_id",
+        "tool_name",
+        "payload",
+        "error",
+        "error_code",
+        "retry_count",
+        "failed_at",
+        "dlq_id",
+        "token",
+        "meta",
+        "history",
+        "recorded_at",
+    ];
+    for fields in letters.values().flatten() {
+        let (mut told, mut expected) = (fields.keys().map(String::as_str).collect::<Vec<_>>(), known);
+        told.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(told, expected, "{fields:?}");
+    }
     let bad = &letters["bad"][0];
     assert_eq!((letters["bad"].len(), letters["broken"].len()), (1, 1));
     assert_eq!((&bad["tool_name"][..], &bad["payload"][..]), ("web.fetch", r#"{"url":"x"}"#));
