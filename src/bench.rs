@@ -19,6 +19,7 @@ mod machine;
 mod memory;
 mod peers;
 mod players;
+mod reclaim;
 mod report;
 mod scale;
 mod server;
@@ -84,6 +85,7 @@ impl Bench {
             Measurement::Delayed => delayed::measure(self).await,
             Measurement::Memory => memory::measure(self).await,
             Measurement::Scale => scale::measure(self).await,
+            Measurement::Reclaim => reclaim::measure(self).await,
             Measurement::Idle => idle::measure(self).await,
             Measurement::Worker => worker::measure(self).await,
         }
@@ -96,6 +98,7 @@ impl Bench {
             Measurement::Delayed => delayed::steps(self),
             Measurement::Memory => memory::steps(self),
             Measurement::Scale => scale::steps(self),
+            Measurement::Reclaim => reclaim::steps(self),
             Measurement::Idle => idle::steps(self),
             Measurement::Worker => worker::steps(self),
         }
@@ -104,7 +107,7 @@ impl Bench {
 
 /// Whether the peers do it too.
 fn has_peers(what: Measurement) -> bool {
-    !matches!(what, Measurement::Scale | Measurement::Idle)
+    !matches!(what, Measurement::Scale | Measurement::Reclaim | Measurement::Idle)
 }
 
 /// What the table of a measurement cannot say by itself.
@@ -114,7 +117,7 @@ fn notes(what: Measurement) -> &'static [&'static str] {
         Measurement::Delayed => &delayed::NOTES,
         Measurement::Idle => &idle::NOTES,
         Measurement::Worker => &worker::NOTES,
-        Measurement::Latency | Measurement::Memory | Measurement::Scale => &[],
+        Measurement::Latency | Measurement::Memory | Measurement::Scale | Measurement::Reclaim => &[],
     }
 }
 

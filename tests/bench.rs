@@ -13,7 +13,7 @@ use tokio::process::Command;
 /// Runs it without peers and with little to do; returns what it printed.
 async fn bench(arguments: &[&str]) -> String {
     let small = ["--tasks", "300", "--seconds", "1", "--memory-tasks", "500", "--scale-tasks", "1000"];
-    let smaller = ["--delayed-tasks", "100", "--idle-queues", "40"];
+    let smaller = ["--delayed-tasks", "100", "--idle-queues", "40", "--reclaim-tasks", "500"];
     let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
     command.args(["bench", "--quick", "--no-peers"]).args(small).args(smaller).args(arguments);
     command.arg("--redis-server").arg(Flavor::Redis70.binary());
@@ -58,6 +58,12 @@ async fn delayed_tasks_are_measured_with_and_without_a_leader() {
 async fn memory_and_scale_are_measured() {
     let rows = measure("memory,scale").await;
     check(&rows, &["memory, queued, bytes/task", "enqueue, Redis CPU, 1,000 queued", "claim of nothing"]);
+}
+
+#[tokio::test]
+async fn taking_tasks_back_is_measured() {
+    let rows = measure("reclaim").await;
+    check(&rows, &["reclaim of 500, steps", "reclaim of 500, Redis CPU"]);
 }
 
 #[tokio::test]

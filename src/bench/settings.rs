@@ -61,6 +61,9 @@ pub struct Args {
     /// Tasks that make a queue long [default: 1000000].
     #[arg(long, value_parser = from_one())]
     pub scale_tasks: Option<usize>,
+    /// Tasks of dead workers that are taken back [default: 100000].
+    #[arg(long, value_parser = from_one())]
+    pub reclaim_tasks: Option<usize>,
     /// Queues in which nothing happens [default: 10000].
     #[arg(long, value_parser = from_one())]
     pub idle_queues: Option<usize>,
@@ -92,6 +95,8 @@ pub enum Measurement {
     Memory,
     /// What a task costs in a long queue, and a claim among many lanes.
     Scale,
+    /// How long taking tasks back from dead workers holds the server.
+    Reclaim,
     /// What looking after idle queues costs: memory, CPU, commands a second.
     Idle,
     /// The library's worker with a handler that does nothing, beside the peers' workers.
@@ -121,6 +126,7 @@ pub(super) struct Settings {
     pub(super) memory_runs: usize,
     pub(super) memory_tasks: usize,
     pub(super) scale_tasks: usize,
+    pub(super) reclaim_tasks: usize,
     pub(super) idle_queues: usize,
     /// How long idle queues are left to themselves before anything is measured.
     pub(super) idle_rest: Duration,
@@ -151,6 +157,7 @@ impl Settings {
             memory_runs: either(args.runs, 2, 1),
             memory_tasks: either(args.memory_tasks, 100_000, 10_000),
             scale_tasks: either(args.scale_tasks, 1_000_000, 50_000),
+            reclaim_tasks: either(args.reclaim_tasks, 100_000, 5_000),
             idle_queues: either(args.idle_queues, 10_000, 1_000),
             idle_rest: seconds(10, 2),
             idle_window: seconds(60, 5),
