@@ -126,8 +126,8 @@ mod tests {
     #[tokio::test]
     async fn a_row_that_the_database_did_not_take_is_written_later_with_what_came_since() {
         let dir = tempfile::tempdir().expect("a directory");
-        let missing = dir.path().join("missing");
-        let log = EventLog::open(&format!("sqlite://{}", missing.join("events.db").display())).expect("a usable URL");
+        let file = dir.path().join("events.db");
+        let log = EventLog::open(&format!("sqlite://{}", file.display())).expect("a usable URL");
         let (name, clock): (QueueName, _) = ("shop/emails".parse().expect("valid"), Clock::manual(1_700_000_000_000));
         let model = Arc::new(Model::new(name.clone(), clock.clone()));
         let owner = Owner { name: "test".to_owned(), takeover: Takeover::Respect };
@@ -138,14 +138,15 @@ mod tests {
         model.enqueue(&[task(), task()]).await.expect("taken");
         let entries = model.outbox(1).await.expect("read");
         queue.seen().add(&entries);
-        sampler.run_once(&queue).await.expect_err("there is no such directory");
-        std::fs::create_dir(&missing).expect("made");
+        std::fs::create_dir(&file).expect("made");
+        sampler.run_once(&queue).await.expect_err("that is no file");
+        std::fs::remove_dir(&file).expect("removed");
         model.enqueue(&[task()]).await.expect("taken");
         let entries = model.outbox(2).await.expect("read");
         queue.seen().add(&entries[1..]);
         clock.advance(Duration::from_secs(60));
         sampler.row_tried = None;
-        sampler.run_once(&queue).await.expect("now there is");
+        sampler.run_once(&queue).await.expect("now there can be one");
         let rows = log.samples(&name, Timestamp::UNIX_EPOCH, Timestamp::MAX).await.expect("answered");
         assert_eq!(rows.iter().map(|row| row.created).collect::<Vec<_>>(), [2, 1]);
         assert!(sampler.unwritten.is_none());

@@ -267,6 +267,6 @@ async fn a_redis_that_hangs_does_not_delay_the_loops_of_another() {
         failed += errors - before.1;
         done += runs - before.0 - (errors - before.1);
     }
-    assert!(done > 50 + 20 * failed, "{done} steps of the healthy queue's loops beside {failed} that failed");
+    assert!(done > 50 + 5 * failed, "{done} steps of the healthy queue's loops beside {failed} that failed");
     bad.thaw().await;
 }
