@@ -111,7 +111,7 @@ impl Work {
     async fn account(&self, tasks: Vec<TaskId>) -> Account {
         let broker = self.broker();
         wait_until_done(&broker, tasks.len() as u64).await;
-        let accepted = Accepted { cuts: 0, deaths: 0, events: Vec::new(), accepted: tasks };
+        let accepted = Accepted { cuts: 0, deaths: 0, refusals: 0, events: Vec::new(), accepted: tasks };
         accepted.check_nothing_lost(&broker).await;
         let (succeeded, failed) = (list(&broker, State::Succeeded).await, list(&broker, State::Failed).await);
         let mut claims: Vec<_> = succeeded.iter().chain(&failed).filter_map(claimed_at).collect();
