@@ -90,6 +90,10 @@ async fn work_goes_on_while_postgres_is_full_and_history_is_whole_when_there_is_
     let _runner = ground.lead_and_count(metrics.clone()).await;
     let load = tokio::spawn(ground.load(5_000).run());
     until(&ground, "some work", |counts| counts.finished > 500).await;
+    // The first entry makes the tables, which may be later than much of the work.
+    while metrics.steps(LoopName::Recorder).0 <= metrics.steps(LoopName::Recorder).1 {
+        sleep(Duration::from_millis(10)).await;
+    }
     let sql = |sql: &str| postgres.query_at(&ground.log_url, sql).expect("the server obeys");
     sql("CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION \
          USING ERRCODE = '53100', MESSAGE = 'could not extend file: No space left on device'; END $$");
