@@ -34,12 +34,30 @@ async fn queues(url: &str, number: usize) -> Vec<Arc<RedisBroker>> {
 }
 
 async fn looks(queues: &[Arc<RedisBroker>]) -> Vec<Look> {
+    looks_for(queues, Capabilities::any()).await
+}
+
+/// For workers that can do this.
+async fn looks_for(queues: &[Arc<RedisBroker>], capabilities: Capabilities) -> Vec<Look> {
     let mut looks = Vec::new();
     for broker in queues {
-        let demand = broker.demand(&Capabilities::any()).await.expect("answered");
-        looks.push(Look { broker: broker.clone(), stillness: demand.stillness });
+        let stillness = broker.demand(&capabilities).await.expect("answered").stillness;
+        looks.push(Look { broker: broker.clone(), stillness, capabilities: capabilities.clone() });
     }
     looks
+}
+
+fn task_of(kind: &str) -> NewTask {
+    NewTask::new(kind.parse().expect("valid"), json!({}))
+}
+
+fn only(kind: &str) -> Capabilities {
+    Capabilities::of([kind.parse().expect("valid")]).expect("one type")
+}
+
+/// How many commands the server has seen, this one included.
+async fn commands(server: &Server) -> u64 {
+    server.info("stats").await["total_commands_processed"].parse().expect("a number")
 }
 
 /// The places in the list at which something is different.
@@ -81,12 +99,72 @@ async fn a_task_of_any_kind_stirs_its_queue_and_no_other() {
 async fn a_thousand_quiet_queues_are_seen_with_a_handful_of_commands() {
     let server = Server::start(Flavor::Redis70).await;
     let looks = looks(&queues(&server.url(), 1000).await).await;
-    let sent = async || -> u64 { server.info("stats").await["total_commands_processed"].parse().expect("a number") };
     stirred(&looks).await;
-    let before = sent().await;
+    let before = commands(&server).await;
     assert_eq!(different(&looks).await, [0usize; 0]);
-    let used = sent().await - before - 1;
+    let used = commands(&server).await - before - 1;
     assert!(used <= 4, "{used} commands");
+}
+
+#[tokio::test]
+async fn where_others_are_at_work_only_ready_work_of_the_own_types_and_raw_entries_stir() {
+    let server = Server::start(Flavor::Redis70).await;
+    let queues = queues(&server.url(), 5).await;
+    for broker in &queues[..4] {
+        broker.enqueue(&[task_of("theirs")]).await.expect("enqueued");
+    }
+    let looks = looks_for(&queues, only("ours")).await;
+    assert_eq!(different(&looks).await, [0usize; 0], "it waits for others");
+    queues[0].enqueue(&[task_of("theirs"), task_of("ours-too")]).await.expect("enqueued");
+    queues[1].enqueue(&[NewTask { priority: Some(3), ..task_of("ours") }]).await.expect("enqueued");
+    raw(&server, &queues[3]).await;
+    assert_eq!(different(&looks).await, [1, 3]);
+    // What comes to a queue in which nothing lived may be for them.
+    queues[4].enqueue(&[task_of("theirs")]).await.expect("enqueued");
+    assert_eq!(different(&looks).await, [1, 3, 4]);
+    // What has run before waits in a lane of its own.
+    let worker = WorkerId::new("w").expect("valid");
+    let ours = only("ours");
+    let request = |limit| ClaimRequest { worker: &worker, capabilities: &ours, limit, recover: None };
+    let held = queues[1].claim(request(1)).await.expect("claimed").tasks.remove(0);
+    assert_eq!(different(&looks).await, [3, 4]);
+    let released = Settlement { lease: held.lease, outcome: Outcome::Released { delay: Duration::ZERO }, dice: Dice(0) };
+    queues[1].settle(&[released], request(0)).await.expect("settled");
+    assert_eq!(different(&looks).await, [1, 3, 4]);
+}
+
+#[tokio::test]
+async fn one_queue_that_is_different_costs_a_few_commands_and_not_some_for_each_of_the_others() {
+    let server = Server::start(Flavor::Redis70).await;
+    let queues = queues(&server.url(), 500).await;
+    queues[77].enqueue(&[task_of("theirs")]).await.expect("enqueued");
+    let looks = looks_for(&queues, only("ours")).await;
+    let used = async |wanted: &[usize]| {
+        let before = commands(&server).await;
+        assert_eq!(different(&looks).await, wanted);
+        commands(&server).await - before - 1
+    };
+    let (quiet, again) = (used(&[]).await, used(&[]).await);
+    assert!(again <= 3, "{quiet}, then {again} commands while others' work waits in one");
+    queues[300].enqueue(&[task_of("theirs")]).await.expect("enqueued");
+    let one = used(&[300]).await;
+    assert!(one <= 60, "{one} commands to find one in 500");
+}
+
+#[tokio::test]
+async fn a_queue_that_falls_silent_does_not_hide_one_that_wakes() {
+    let server = Server::start(Flavor::Redis70).await;
+    let queues = queues(&server.url(), 2).await;
+    let later = NewTask { not_before: NotBefore::After(Duration::from_secs(3600)), ..task() };
+    let waiting = queues[0].enqueue(&[later]).await.expect("enqueued");
+    let looks = looks(&queues).await;
+    queues[0].cancel(&waiting[0].id, "not any more").await.expect("cancelled");
+    queues[1].enqueue(&[task()]).await.expect("enqueued");
+    let worker = WorkerId::new("w").expect("valid");
+    let any = Capabilities::any();
+    let request = ClaimRequest { worker: &worker, capabilities: &any, limit: 1, recover: None };
+    assert_eq!(queues[1].claim(request).await.expect("claimed").tasks.len(), 1, "it lives and is not ready");
+    assert_eq!(different(&looks).await, [0, 1]);
 }
 
 #[tokio::test]

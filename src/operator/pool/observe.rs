@@ -148,9 +148,14 @@ fn why_not_ready(queue: &TaskQueue) -> String {
     unready.next().map_or_else(|| "it is not provisioned yet".to_owned(), |condition| condition.message.clone())
 }
 
-async fn ask(pool: &WorkerPool, known: &KnownQueue, shared: &Shared) -> Option<Work> {
+/// What the pool's workers can do.
+pub(super) fn capabilities(pool: &WorkerPool) -> Capabilities {
     let types = pool.spec.task_types.iter().filter_map(|name| TaskType::new(name).ok());
-    let capabilities = Capabilities::of(types).unwrap_or_else(|_| Capabilities::any());
+    Capabilities::of(types).unwrap_or_else(|_| Capabilities::any())
+}
+
+async fn ask(pool: &WorkerPool, known: &KnownQueue, shared: &Shared) -> Option<Work> {
+    let capabilities = capabilities(pool);
     let questions = async { tokio::try_join!(known.broker.demand(&capabilities), known.broker.workers()) };
     match shared.asking.ask(&known.connection.fingerprint, questions).await {
         Ok((demand, all)) => {

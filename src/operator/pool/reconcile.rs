@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::deployment::{Draft, Footing, Owned, fingerprint, kept, manifest, owned};
 use super::environment::Identity;
 use super::judge::{Findings, QueueFound, TemplateFound, judge};
-use super::observe::{Ground, Observed, Work, observe};
+use super::observe::{Ground, Observed, Work, capabilities, observe};
 use super::pacing::{Change, Turn, change};
 use super::scaling::{Because, Scale, Situation, decide};
 use super::template::{Surroundings, build};
@@ -283,9 +283,9 @@ fn rest(pool: &WorkerPool, plan: &Plan, observed: &Observed, shared: &Shared) ->
         && quiet(demand)
         && plan.scale.replicas <= least
     {
-        shared
-            .lookout
-            .rest(pool_key, Look { broker: ground.known.broker.clone(), stillness: demand.stillness.clone() });
+        let (broker, stillness) = (ground.known.broker.clone(), demand.stillness.clone());
+        let look = Look { broker, stillness, capabilities: capabilities(pool) };
+        shared.lookout.rest(pool_key, look, plan.scale.replicas);
         return WHILE_QUIET;
     }
     shared.lookout.wake(&pool_key);

@@ -45,7 +45,8 @@ impl QuietQueues {
         for known in new {
             match known.broker.demand(&Capabilities::any()).await {
                 Ok(demand) if demand.total() == 0 => {
-                    let look = Look { broker: known.broker.clone(), stillness: demand.stillness };
+                    let (stillness, capabilities) = (demand.stillness, Capabilities::any());
+                    let look = Look { broker: known.broker.clone(), stillness, capabilities };
                     self.0.insert(known.name.clone(), look);
                 }
                 Ok(_) => awake.push(known.clone()),
