@@ -177,6 +177,23 @@ async fn values_arrive_where_they_belong() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_constraint_with_a_selector_of_its_own_keeps_it_as_it_is() {
+    let own = r#"{"matchLabels": {"team": "platform"}}"#;
+    let spread =
+        |selector: &str| format!("{{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule{selector}}}");
+    let constraints =
+        [format!(", labelSelector: {own}"), ", labelSelector: {}".into(), String::new()].map(|one| spread(&one));
+    let values = format!("topologySpreadConstraints: [{}]", constraints.join(", "));
+    let objects = objects(cluster().await, "here", &values).await;
+    let operator =
+        *of_kind(&objects, "Deployment").iter().find(|one| one["metadata"]["name"] == "windlass").expect("it");
+    let spread = &operator["spec"]["template"]["spec"]["topologySpreadConstraints"];
+    let selectors = [0, 1, 2].map(|at| spread[at]["labelSelector"].clone());
+    let own: Value = serde_json::from_str(own).expect("JSON");
+    assert_eq!(selectors, [own, serde_json::json!({}), operator["spec"]["selector"].clone()]);
+}
+
 /// Its pod must outlive an upgrade: every task is in it.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_that_changes_with_a_version_is_in_the_small_redis_pod() {
