@@ -15,6 +15,7 @@ mod chart {
     mod life;
     mod matrix;
     mod monitoring;
+    mod network;
     mod notes;
     mod pods;
     mod pools;

@@ -1,4 +1,7 @@
 //! Alerts and the dashboard use what the operator really exports, and every alert has a section that says what to do.
+//!
+//! There is no Prometheus here: that it takes an expression, and that an alert fires when it should, is not tried. What is
+//! compared are metrics and labels, and whether brackets are in pairs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,11 +53,75 @@ fn series_of(exposition: &str) -> BTreeSet<String> {
     names
 }
 
+/// What Prometheus itself puts on every series that it scrapes.
+const SCRAPED: [&str; 4] = ["job", "namespace", "service", "pod"];
+
+/// The labels that an expression names: behind `by` and `on`, in selectors, and as a choice of the dashboard.
+fn labels_in(expression: &str) -> BTreeSet<String> {
+    let inside = |opens: &'static str, closes| {
+        let behind = expression.match_indices(opens).map(move |(at, _)| &expression[at + opens.len()..]);
+        behind.filter_map(move |rest| rest.split_once(closes)).map(|(inside, _)| inside)
+    };
+    let grouped = inside("by (", ')').chain(inside("on (", ')')).flat_map(|list| list.split(','));
+    let matched = inside("{", '}').flat_map(|list| list.split(',')).filter_map(|one| one.split(['=', '!']).next());
+    let chosen = inside("label_values(", ')').filter_map(|list| list.rsplit(',').next());
+    grouped.chain(matched).chain(chosen).map(|label| label.trim().to_owned()).collect()
+}
+
+/// The labels of the samples of an exposition, by the names of their series.
+fn labels_of(exposition: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for line in exposition.lines().filter(|line| !line.starts_with('#')) {
+        let name: String = line.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+        // A label's name ends where its value begins; no value here has such a beginning in it.
+        let labels = line.match_indices("=\"").map(|(end, _)| line[..end].rsplit(['{', ',']).next().unwrap_or(""));
+        found.entry(name).or_default().extend(labels.map(str::to_owned));
+    }
+    found
+}
+
+/// Which labels of an expression none of its metrics has. One that has no sample yet may have any.
+fn strange_labels(expression: &str, known: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let seen: Option<Vec<_>> = metrics_in(expression).iter().map(|metric| known.get(metric)).collect();
+    let Some(seen) = seen else { return Vec::new() };
+    let strange = |label: &String| !SCRAPED.contains(&label.as_str()) && !seen.iter().any(|has| has.contains(label));
+    labels_in(expression).into_iter().filter(strange).collect()
+}
+
+/// Whether every bracket is closed by its own kind.
+fn is_paired(expression: &str) -> bool {
+    let mut open = Vec::new();
+    for c in expression.chars() {
+        match c {
+            '(' => open.push(')'),
+            '[' => open.push(']'),
+            '{' => open.push('}'),
+            ')' | ']' | '}' if open.pop() != Some(c) => return false,
+            _ => {}
+        }
+    }
+    open.is_empty()
+}
+
+#[test]
+fn a_label_that_no_metric_has_and_a_bracket_that_stays_open_are_seen() {
+    let known = labels_of("# TYPE a gauge\nwindlass_a{queue=\"x/y\",le=\"1,5\"} 1\nwindlass_b 2\n");
+    assert_eq!(known["windlass_a"], ["le", "queue"].map(str::to_owned).into());
+    let strange = |expression| strange_labels(expression, &known);
+    assert_eq!(strange("sum by (queue, le) (windlass_a{job=\"x\"}) / on (queue) windlass_b"), Vec::<String>::new());
+    assert_eq!(strange("sum by (queue, tenant) (windlass_a{kin=~\"x\"})"), ["kin", "tenant"]);
+    assert_eq!(strange("label_values(windlass_b, queue)"), ["queue"]);
+    assert!(is_paired("sum(rate(a{b=\"c\"}[5m]))") && !is_paired("sum(a[5m)]") && !is_paired("sum(a"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn the_operator_exports_every_metric_that_alerts_and_the_dashboard_use() {
+async fn the_operator_exports_every_metric_and_label_that_alerts_and_the_dashboard_use() {
     let rules = rules().await;
     let expressions = rules.iter().map(|rule| rule["expr"].as_str().expect("an expression").to_owned());
-    let used: BTreeSet<String> = expressions.chain(dashboard()).flat_map(|one| metrics_in(&one)).collect();
+    let expressions: Vec<String> = expressions.chain(dashboard()).collect();
+    let torn: Vec<_> = expressions.iter().filter(|one| !is_paired(one)).collect();
+    assert!(torn.is_empty(), "{torn:#?}");
+    let used: BTreeSet<String> = expressions.iter().flat_map(|one| metrics_in(one)).collect();
     assert!(used.len() > 20, "{used:?}");
 
     let ground = Ground::new().await;
@@ -86,6 +153,13 @@ async fn the_operator_exports_every_metric_that_alerts_and_the_dashboard_use() {
         page.contains(&known).then_some(()).ok_or_else(|| format!("no {known}"))
     };
     ground.cluster.wait_for(&ground.namespace, "the task to be known", look).await;
+    let known = labels_of(&operator.page("/metrics").await.1);
+    let strange =
+        |one: &String| Some((one.clone(), strange_labels(one, &known))).filter(|(_, labels)| !labels.is_empty());
+    let strange: Vec<_> = expressions.iter().filter_map(strange).collect();
+    assert!(strange.is_empty(), "{strange:#?}");
+    let compared = expressions.iter().filter(|one| metrics_in(one).iter().all(|metric| known.contains_key(metric)));
+    assert!(compared.count() > 20, "{known:?}");
     ground.redis.kill9();
     see(&of_errors).await;
 }
