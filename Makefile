@@ -48,13 +48,13 @@ crds: ## Make the definitions under crds/ from the types in src/crd, and the cha
 image: ## Build the Dockerfile without Docker or a registry, and check the image (once up to a quarter of an hour)
 	@tests/image/build.sh $(IMAGE_ARCH)
 
-# The machine's own processor; IMAGE_ARCH is for `make image` alone.
+# The machine's own processor; IMAGE_ARCH is for `make image` alone. Without pods it would pass and have tested nothing.
 image-test: ## Build the image, and install, upgrade and remove it in pods
 	@$(MAKE) --no-print-directory servers
 	@$(MAKE) --no-print-directory kubernetes
 	@$(MAKE) --no-print-directory image IMAGE_ARCH=
 	cargo build --bins --examples
-	WINDLASS_TEST_IMAGE=$(WINDLASS_CACHE)/image/windlass-$$(dpkg --print-architecture).tar \
+	WINDLASS_TEST_REQUIRE_NODES=1 WINDLASS_TEST_IMAGE=$(WINDLASS_CACHE)/image/windlass-$$(dpkg --print-architecture).tar \
 	  cargo test --test e2e_install -- --nocapture
 
 check: ## Check formatting, lints and docs, and run the unit tests (needs no server)
@@ -99,7 +99,7 @@ chaos: servers kubernetes ## Kill workers, Redis and the operator, in the long v
 	WINDLASS_CHAOS=full cargo test --test operator --test operator_pools kills -- --nocapture
 
 soak: servers kubernetes ## Ten minutes of work in pods while everything is restarted, one after the other
-	WINDLASS_SOAK=full cargo test --test e2e_install soak -- --nocapture
+	WINDLASS_TEST_REQUIRE_NODES=1 WINDLASS_SOAK=full cargo test --test e2e_install soak -- --nocapture
 
 clusters: kubernetes ## Start clusters and end or kill them, twenty times each
 	WINDLASS_CLUSTER=full cargo test --test cluster lifecycle -- --nocapture
