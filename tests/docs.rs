@@ -14,3 +14,5 @@ mod manifests;
 mod markdown;
 #[path = "docs/reasons.rs"]
 mod reasons;
+#[path = "docs/rust.rs"]
+mod rust;
