@@ -12,8 +12,8 @@ use crate::support::servers::Flavor;
 /// word, for instance `kind load image-archive`.
 pub const LOADER: &str = "WINDLASS_TEST_LOAD_IMAGE";
 
-/// The archive that `make image` left, to test the image itself; otherwise one is made of the program
-/// that the tests were built with.
+/// The archive that `make image` left, to test the Dockerfile's image itself, as `make image-test` does. Otherwise, and so in
+/// `make test`, a stand-in is made of the program that the tests were built with, and the libraries that it is linked with.
 pub const BUILT_IMAGE: &str = "WINDLASS_TEST_IMAGE";
 
 /// An image that is being put together.
