@@ -38,7 +38,7 @@ pub(super) struct Drain {
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// The most of it that is kept for giving tasks back, and what there is for that in any case.
-const GIVING_BACK: Duration = Duration::from_secs(2);
+pub(super) const GIVING_BACK: Duration = Duration::from_secs(2);
 
 impl Drain {
     pub(super) fn begin(now: Instant, timeout: Duration) -> Self {

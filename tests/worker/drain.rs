@@ -1,11 +1,15 @@
 //! The end of a worker: everything is finished or given back, at once and not by a timeout.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tokio::net::TcpListener;
 use windlass::protocol::policy::Policy;
 use windlass::{Outcome, State, TaskContext, WorkerOptions};
 
-use super::ground::{Does, Gauge, Ground, options};
+use super::ground::{Does, Gauge, Ground, Running, options};
+use crate::support::servers::Wait;
 
 /// Runs for so long unless it is asked to end, which it heeds.
 fn polite(time: Duration, gauge: Gauge) -> impl windlass::Handler {
@@ -79,10 +83,7 @@ async fn a_second_request_gives_everything_back_at_once() {
     let worker = ground.work(Does(|_| std::future::pending()), patient);
     worker.until_running(10).await;
     worker.handle.drain();
-    let mut wait = crate::support::servers::Wait::new("the drain to begin".to_owned());
-    while worker.handle.health().why_not_ready() != Some("the worker is draining") {
-        wait.again("not yet").await;
-    }
+    until_it_says(&worker, Some("the worker is draining")).await;
     assert_eq!(worker.handle.health().running(), 10, "it waits for them");
     let summary = worker.drain().await;
     assert_eq!((summary.released, summary.unsettled), (10, 0));
@@ -105,6 +106,46 @@ async fn a_second_request_does_not_wait_for_a_broker_that_is_away() {
     // For hours, if it waited for the broker.
     let summary = worker.end().await;
     assert_eq!((summary.settled, summary.unsettled), (0, 2));
+}
+
+/// Waits until the worker says this of itself.
+async fn until_it_says(worker: &Running, words: Option<&str>) {
+    let mut wait = Wait::new(format!("the worker to say {words:?}"));
+    while worker.handle.health().why_not_ready() != words {
+        wait.again(format!("{:?}", worker.handle.health().why_not_ready())).await;
+    }
+}
+
+/// Its broker is away, and to leave the registry is all that it has to do, with hours for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_request_is_heard_by_a_worker_that_cannot_say_good_bye() {
+    let ground = ground().await;
+    let patient = WorkerOptions { drain_timeout: Duration::from_secs(3600), ..options(2) };
+    let worker = ground.work(Does(|_| async { Outcome::success() }), patient);
+    until_it_says(&worker, None).await;
+    ground.server.kill9();
+    // In its place somebody counts who comes, and says nothing.
+    let door = TcpListener::bind(("127.0.0.1", ground.server.port())).await.expect("the server's port is free");
+    let came = Arc::new(AtomicUsize::new(0));
+    let counter = came.clone();
+    let doorkeeper = tokio::spawn(async move {
+        while door.accept().await.is_ok() {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    until_it_says(&worker, Some("the broker does not answer")).await;
+    worker.handle.drain();
+    until_it_says(&worker, Some("the worker is draining")).await;
+    let before = came.load(Ordering::Relaxed);
+    let mut wait = Wait::new("the worker to try to leave the registry, and again".to_owned());
+    while came.load(Ordering::Relaxed) < before + 3 {
+        wait.again(format!("{} came, {before} of them before", came.load(Ordering::Relaxed))).await;
+    }
+    worker.handle.drain();
+    // After hours, if it did not hear.
+    let summary = worker.end().await;
+    assert_eq!((summary.settled, summary.unsettled), (0, 0));
+    doorkeeper.abort();
 }
 
 #[tokio::test]

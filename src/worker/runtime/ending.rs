@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Runtime;
 use crate::broker::ErrorClass;
 use crate::worker::backoff::Pauses;
-use crate::worker::drain::{Drain, DrainLevel};
+use crate::worker::drain::{Drain, DrainLevel, GIVING_BACK};
 use crate::worker::verdict::Certainty;
 use crate::worker::{CancelReason, WorkerSummary};
 
@@ -66,9 +67,24 @@ impl Runtime {
                 tokio::time::sleep(pauses.next()).await;
             }
         };
-        if tokio::time::timeout_at(until, deregister).await.is_err() {
-            tracing::warn!(worker = %id, "the worker could not leave the registry: it will be found lost");
+        tokio::select! {
+            left = tokio::time::timeout_at(until, deregister) => {
+                if left.is_ok() {
+                    return self.summary;
+                }
+            }
+            () = hurried(self.drain_level) => {}
         }
+        tracing::warn!(worker = %id, "the worker could not leave the registry: it will be found lost");
         self.summary
     }
+}
+
+/// Returns when a worker that was told to end at once has had the time to say so to the broker.
+async fn hurried(mut level: watch::Receiver<DrainLevel>) {
+    if level.wait_for(|level| *level == DrainLevel::AtOnce).await.is_err() {
+        // Nobody is there to ask for it.
+        std::future::pending::<()>().await;
+    }
+    tokio::time::sleep(GIVING_BACK).await;
 }
