@@ -90,8 +90,9 @@ bench: ## Measure Windlass beside BullMQ and asynq (BENCH_ARGS="..." for more ar
 	cargo build --release
 	$(TARGET_DIR)/release/windlass bench $(BENCH_ARGS)
 
-stress: servers ## Run the long versions of the stress tests
+stress: servers kubernetes ## Run the long versions of the stress tests, and ten thousand queues under one operator
 	WINDLASS_STRESS=full cargo test --release --test stress -- --nocapture
+	WINDLASS_STRESS=full cargo test --release --test operator a_thousand -- --nocapture
 
 chaos: servers kubernetes ## Kill workers, Redis and the operator, in the long version
 	cargo build --bins --examples
