@@ -126,6 +126,8 @@ pub struct TaskQueueSpec {
 #[x_kube(
     validation = Rule::new("(!has(self.task) || !has(self.result) || self.task != self.result) && (!has(self.task) || !has(self.deadLetter) || self.task != self.deadLetter) && (!has(self.result) || !has(self.deadLetter) || self.result != self.deadLetter)")
         .message("task, result and deadLetter must be three different streams"),
+    validation = Rule::new("(!has(self.task) || !self.task.startsWith('windlass:')) && (!has(self.result) || !self.result.startsWith('windlass:')) && (!has(self.deadLetter) || !self.deadLetter.startsWith('windlass:'))")
+        .message("keys adopts streams of another system, and names that begin with windlass: are queues' own: leave such a name out"),
 )]
 pub struct Keys {
     /// The stream that producers write to.

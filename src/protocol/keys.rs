@@ -30,6 +30,12 @@ pub enum InvalidKeys {
     /// A name that no stream can have.
     #[error("adopted key {0:?} is not allowed: use 1 to 200 printable characters without spaces")]
     Name(String),
+    /// A name that may be another queue's own, or ours.
+    #[error(
+        "adopted key {0:?} is not allowed: keys adopts streams of another system, and names that begin with windlass: \
+         are queues' own: leave such a name out"
+    )]
+    Own(String),
     /// One stream for two purposes.
     #[error("adopted keys must differ from each other: {0:?} is used twice")]
     Twice(String),
@@ -72,6 +78,8 @@ pub struct Keys {
 impl Keys {
     /// Longest name of an adopted key or group.
     const LONGEST: usize = 200;
+    /// What every key begins with that was not adopted.
+    const OWN: &str = "windlass:";
 
     /// The keys of a queue with names of its own.
     pub fn new(queue: &QueueName) -> Self {
@@ -97,6 +105,10 @@ impl Keys {
             }
         }
         for name in adopted.streams() {
+            // Nobody records whose those are but the queue itself, so two could read one stream.
+            if name.starts_with(Self::OWN) {
+                return Err(InvalidKeys::Own(name.to_owned()));
+            }
             if !seen.insert(name) {
                 return Err(InvalidKeys::Twice(name.to_owned()));
             }
@@ -140,6 +152,12 @@ impl Keys {
         let tag = hash_tag(&self.prefix);
         let together = [&self.task, &self.result, &self.dead_letter].into_iter().all(|key| hash_tag(key) == tag);
         if together { Ok(()) } else { Err(InvalidKeys::NoCommonTag) }
+    }
+
+    /// Whether another queue with those keys would use a stream of this one.
+    pub fn share_a_stream(&self, other: &Self) -> bool {
+        let theirs = [&other.task, &other.result, &other.dead_letter];
+        [&self.task, &self.result, &self.dead_letter].iter().any(|ours| theirs.contains(ours))
     }
 
     /// The queue whose keys these are.
@@ -302,6 +320,32 @@ mod tests {
         assert_eq!((keys.task.as_str(), keys.group.as_str()), ("stream:task", "cg:workers"));
         let error = keys.check_for_cluster().expect_err("three slots");
         assert!(error.to_string().contains("{orders}:tasks"), "{error}");
+    }
+
+    #[test]
+    fn queues_that_adopt_one_stream_for_whatever_share_it() {
+        let with = |name: &str, task: &str, result: &str| {
+            let adopted =
+                AdoptedKeys { task: Some(task.into()), result: Some(result.into()), ..AdoptedKeys::default() };
+            Keys::adopting(&name.parse().expect("valid"), &adopted).expect("valid")
+        };
+        let first = with("shop/first", "a", "b");
+        assert!(
+            first.share_a_stream(&with("shop/second", "b", "c"))
+                && !first.share_a_stream(&with("shop/second", "c", "d"))
+        );
+        assert!(!first.share_a_stream(&Keys::new(&queue())));
+    }
+
+    #[test]
+    fn the_own_names_of_queues_are_not_adopted() {
+        for task in ["windlass:{shop/emails}:task", "windlass:{shop/letters}:lane:send:5", "windlass:adopted:s"] {
+            let adopted = AdoptedKeys { task: Some(task.into()), ..AdoptedKeys::default() };
+            assert_eq!(Keys::adopting(&queue(), &adopted), Err(InvalidKeys::Own(task.into())));
+        }
+        let ours =
+            AdoptedKeys { task: Some("windlass".into()), group: Some("windlass:g".into()), ..Default::default() };
+        Keys::adopting(&queue(), &ours).expect("neither is a key of ours");
     }
 
     #[test]

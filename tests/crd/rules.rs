@@ -114,7 +114,20 @@ fn broker_cases() -> Vec<Case> {
                 both
             },
         ),
+        adopting("task", "windlass:{shop/emails}:task", "windlass"),
+        adopting("result", "windlass:{shop/emails}:result", "results:windlass:"),
+        adopting("deadLetter", "windlass:adopted:jobs", "{windlass:jobs}:dead"),
     ]
+}
+
+/// No stream that may be another queue's own is adopted.
+fn adopting(stream: &str, refused: &str, accepted: &str) -> Case {
+    let with = |name: &str| {
+        let mut both = redis(json!({"url": "redis://a:1"}));
+        both["keys"] = json!({stream: name});
+        both
+    };
+    queue_case("names that begin with windlass: are queues' own", "spec.keys", with(refused), with(accepted))
 }
 
 fn time_cases() -> Vec<Case> {
