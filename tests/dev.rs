@@ -12,6 +12,8 @@ mod ground;
 mod handlers;
 #[path = "dev/read.rs"]
 mod read;
+#[path = "dev/readme.rs"]
+mod readme;
 #[path = "dev/refused.rs"]
 mod refused;
 #[path = "dev/restarts.rs"]
