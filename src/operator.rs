@@ -33,7 +33,6 @@ pub mod said;
 pub mod secrets;
 pub mod status;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
@@ -83,13 +82,13 @@ pub async fn run(options: Options, shutdown: CancellationToken) -> Result<(), Op
     };
     tracing::info!(cluster, instance = options.instance, namespaces = ?options.namespaces, "operator started");
     let standing = Standing { client, options, cluster, event_log, loop_metrics, metrics };
-    serve_terms(&standing, &pulse, &shutdown).await;
+    let ended = serve_terms(&standing, &pulse, &shutdown).await;
     tracing::info!("operator ended");
-    Ok(())
+    ended
 }
 
-/// Leads whenever this process holds the Lease, until `shutdown`.
-async fn serve_terms(standing: &Standing, pulse: &Pulse, shutdown: &CancellationToken) {
+/// Leads whenever this process holds the Lease, until `shutdown`, or until a part of it breaks.
+async fn serve_terms(standing: &Standing, pulse: &Pulse, shutdown: &CancellationToken) -> Result<(), OperatorError> {
     let Options { lease, instance, .. } = &standing.options;
     let mut election = Election::new(standing.client.clone(), lease, instance);
     let mut said = false;
@@ -103,25 +102,32 @@ async fn serve_terms(standing: &Standing, pulse: &Pulse, shutdown: &Cancellation
         };
         let held = tokio::select! {
             held = election.acquire(beat) => held,
-            () = shutdown.cancelled() => return,
+            () = shutdown.cancelled() => return Ok(()),
         };
         tracing::info!("leading");
         standing.metrics.set_leads(true);
-        let ended = serve_term(standing, &election, held, pulse, shutdown).await;
+        let (ended, held) = serve_term(standing, &election, held, pulse, shutdown).await;
         standing.metrics.set_leads(false);
         standing.loop_metrics.forget_queues();
         match ended {
             End::Lost(error) => tracing::warn!(%error, "no longer leading"),
-            End::Shutdown(held) => {
-                match election.release(*held).await {
-                    Ok(()) => tracing::info!("leadership released"),
-                    Err(error) => {
-                        tracing::warn!(%error, "leadership could not be released: others wait until it expires")
-                    }
-                }
-                return;
+            End::Shutdown => {
+                release(&election, held).await;
+                return Ok(());
+            }
+            // What is broken in this process may work in another one, or in the next one here.
+            End::Broken(error) => {
+                release(&election, held).await;
+                return Err(error);
             }
         }
+    }
+}
+
+async fn release(election: &Election, held: Held) {
+    match election.release(held).await {
+        Ok(()) => tracing::info!("leadership released"),
+        Err(error) => tracing::warn!(%error, "leadership could not be released: others wait until it expires"),
     }
 }
 
@@ -134,9 +140,14 @@ fn tell(pulse: &Pulse, trouble: Option<&OperatorError>) {
 }
 
 /// Why a term ended.
+#[derive(Debug)]
 enum End {
+    /// The Lease is lost, or may be.
     Lost(OperatorError),
-    Shutdown(Box<Held>),
+    /// The process is to end.
+    Shutdown,
+    /// A part of the work ended by itself, so this process would lead and do nothing.
+    Broken(OperatorError),
 }
 
 /// Does a leader's work for as long as the Lease is held. Nothing of it goes on afterwards.
@@ -146,30 +157,46 @@ async fn serve_term(
     mut held: Held,
     pulse: &Pulse,
     shutdown: &CancellationToken,
-) -> End {
+) -> (End, Held) {
     let term = CancellationToken::new();
     let context = Context::new(standing, held.mandate.clone(), term.clone());
     let mut work = JoinSet::new();
     work.spawn(election::guard(held.mandate.clone(), term.clone()));
-    work.spawn(lead(context));
-    let lost = tokio::select! {
-        error = election.keep(&mut held, |trouble| tell(pulse, trouble)) => Some(error),
-        () = term.cancelled() => Some(OperatorError::LeaseLost("it could not be renewed in time".to_owned())),
-        () = shutdown.cancelled() => None,
-    };
+    work.spawn(queue::run(context.clone()));
+    work.spawn(pool::run(context));
+    let keep = election.keep(&mut held, |trouble| tell(pulse, trouble));
+    let ended = until_the_end(&mut work, keep, &term, shutdown).await;
     term.cancel();
     // What is under way gets a moment to end by itself; the rest is cut off, which every step survives.
     drop(tokio::time::timeout(END_OF_TERM, async { while work.join_next().await.is_some() {} }).await);
     work.shutdown().await;
-    match lost {
-        Some(error) => End::Lost(error),
-        None => End::Shutdown(Box::new(held)),
-    }
+    (ended, held)
 }
 
-/// Does a leader's work until the term ends.
-async fn lead(context: Arc<Context>) {
-    tokio::join!(queue::run(context.clone()), pool::run(context));
+/// Waits until a term ends. Its parts go on until then: one that panics, or takes itself for done, ends it.
+async fn until_the_end(
+    work: &mut JoinSet<()>,
+    keep: impl Future<Output = OperatorError>,
+    term: &CancellationToken,
+    shutdown: &CancellationToken,
+) -> End {
+    let broken = async {
+        let part = work.join_next().await;
+        if term.is_cancelled() {
+            // The parts end with their term, and that one says why.
+            std::future::pending::<()>().await;
+        }
+        match part {
+            Some(Err(error)) => error.to_string(),
+            _ => "it took itself for done".to_owned(),
+        }
+    };
+    tokio::select! {
+        error = keep => End::Lost(error),
+        () = term.cancelled() => End::Lost(OperatorError::LeaseLost("it could not be renewed in time".to_owned())),
+        () = shutdown.cancelled() => End::Shutdown,
+        why = broken => End::Broken(OperatorError::Broken(why)),
+    }
 }
 
 /// The API server, as the pod's ServiceAccount or a kubeconfig names it.
@@ -189,10 +216,10 @@ async fn cluster_id(client: &Client, options: &Options, pulse: &Pulse) -> String
     loop {
         let mut trouble = None;
         for name in ["kube-system", &options.lease.namespace] {
-            match namespaces.get(name).await {
+            match error::bounded(namespaces.get(name), "say which cluster this is").await {
                 Ok(namespace) => return namespace.uid().unwrap_or_default(),
                 // Not allowed to see it, or not there: the other one will do.
-                Err(error) if matches!(error::code_of(&error), Some(403 | 404)) => trouble = Some(error),
+                Err(error) if matches!(error.code(), Some(403 | 404)) => trouble = Some(error),
                 Err(error) => {
                     trouble = Some(error);
                     break;
@@ -204,5 +231,47 @@ async fn cluster_id(client: &Client, options: &Options, pulse: &Pulse) -> String
             pulse.troubled(error.to_string());
         }
         tokio::time::sleep(ASK_AGAIN).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How a term ends whose Lease is kept, with these parts.
+    async fn end_of(part: impl Future<Output = ()> + Send + 'static, term: CancellationToken) -> End {
+        let mut work = JoinSet::new();
+        work.spawn(std::future::pending());
+        work.spawn(part);
+        let (kept, shutdown) = (std::future::pending(), CancellationToken::new());
+        until_the_end(&mut work, kept, &term, &shutdown).await
+    }
+
+    #[tokio::test]
+    async fn a_leader_does_not_outlive_a_part_of_its_work() {
+        let panicked = end_of(async { panic!("out of its mind") }, CancellationToken::new()).await;
+        assert!(matches!(&panicked, End::Broken(error) if error.to_string().contains("panicked")), "{panicked:?}");
+        let done = end_of(async {}, CancellationToken::new()).await;
+        assert!(matches!(done, End::Broken(_)), "{done:?}");
+    }
+
+    #[tokio::test]
+    async fn parts_that_end_with_their_term_are_not_broken() {
+        let term = CancellationToken::new();
+        let part = {
+            let term = term.clone();
+            async move { term.cancel() }
+        };
+        let ended = end_of(part, term).await;
+        assert!(matches!(ended, End::Lost(_)), "{ended:?}");
+    }
+
+    #[tokio::test]
+    async fn a_term_ends_when_the_process_is_to_end() {
+        let (mut work, term, shutdown) = (JoinSet::new(), CancellationToken::new(), CancellationToken::new());
+        work.spawn(std::future::pending());
+        shutdown.cancel();
+        let ended = until_the_end(&mut work, std::future::pending(), &term, &shutdown).await;
+        assert!(matches!(ended, End::Shutdown), "{ended:?}");
     }
 }

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::apply::FIELD_MANAGER;
-use super::error::{OperatorError, code_of};
+use super::error::{self, OperatorError};
 use super::options::LeaseName;
 
 /// For how long a Lease is good that nobody renews.
@@ -30,6 +30,9 @@ const RENEW_EVERY: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// What one call to the API server may take.
 const CALL: Duration = Duration::from_secs(4);
+
+/// How often a release is tried while others change the Lease.
+const RELEASES: usize = 5;
 
 /// One process's part in the election.
 pub(super) struct Election {
@@ -141,13 +144,26 @@ impl Election {
         }
     }
 
-    /// Gives the Lease back, so that somebody else can take it at once.
+    /// Gives the Lease back, so that somebody else can take it at once. The last renewal may have been cut off after it
+    /// arrived, so a Lease that is another one than we know is read again, and released where it is ours still.
     pub(super) async fn release(&self, held: Held) -> Result<(), OperatorError> {
         let mut lease = held.lease;
-        if let Some(spec) = &mut lease.spec {
-            (spec.holder_identity, spec.renew_time) = (None, Some(MicroTime(Timestamp::now())));
+        for _ in 0..RELEASES {
+            if let Some(spec) = &mut lease.spec {
+                (spec.holder_identity, spec.renew_time) = (None, Some(MicroTime(Timestamp::now())));
+            }
+            match self.replace(&lease, "release the Lease").await {
+                Err(error) if is_conflict(&error) => {}
+                Err(error) if error.is_gone() => return Ok(()),
+                answer => return answer.map(drop),
+            }
+            match bounded(self.api.get_opt(&self.name), "give us the Lease").await? {
+                Some(found) if Holding::of(&found).holder == self.me => lease = found,
+                // Gone, or somebody else's, or released by an answer that was lost.
+                _ => return Ok(()),
+            }
         }
-        self.replace(&lease, "release the Lease").await.map(drop)
+        Err(OperatorError::LeaseChanged)
     }
 
     async fn try_acquire(&mut self, now: Instant) -> Result<Option<Held>, OperatorError> {
@@ -246,17 +262,14 @@ pub(super) async fn guard(mandate: Mandate, term: CancellationToken) {
 }
 
 fn is_conflict(error: &OperatorError) -> bool {
-    matches!(error, OperatorError::Api { source, .. } if code_of(source) == Some(409))
+    error.code() == Some(409)
 }
 
 async fn bounded<T>(
     call: impl Future<Output = Result<T, kube::Error>>,
     action: &'static str,
 ) -> Result<T, OperatorError> {
-    match tokio::time::timeout(CALL, call).await {
-        Ok(answer) => answer.map_err(OperatorError::api(action)),
-        Err(_) => Err(OperatorError::NoAnswer { action, after: CALL }),
-    }
+    error::within(CALL, call, action).await
 }
 
 #[cfg(test)]
@@ -269,14 +282,18 @@ mod tests {
     }
 
     fn election() -> Election {
-        let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().expect("a URL")));
+        election_at("http://127.0.0.1:1")
+    }
+
+    fn election_at(url: &str) -> Election {
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let client = Client::try_from(kube::Config::new(url.parse().expect("a URL")));
         let name = LeaseName { namespace: "windlass".into(), name: "windlass".into() };
         Election::new(client.expect("a client"), &name, "me")
     }
 
     #[tokio::test]
     async fn a_lease_is_taken_when_it_is_released_or_unchanged_for_as_long_as_it_is_good() {
-        drop(rustls::crypto::ring::default_provider().install_default());
         let (mut election, start) = (election(), Instant::now());
         assert!(!election.is_free(holding("other", 1), start), "the first look says nothing");
         assert!(!election.is_free(holding("other", 1), start + GOOD_FOR - Duration::from_millis(1)));
@@ -289,7 +306,6 @@ mod tests {
 
     #[tokio::test]
     async fn a_lease_that_nobody_renews_is_looked_at_when_it_may_be_taken() {
-        drop(rustls::crypto::ring::default_provider().install_default());
         let (mut election, start) = (election(), Instant::now());
         election.is_free(holding("other", 1), start);
         assert!(election.until_next_look(start) >= LOOK_EVERY.mul_f64(0.8));
@@ -300,13 +316,68 @@ mod tests {
 
     #[tokio::test]
     async fn a_holder_whose_renewals_fail_says_so_with_each_of_them() {
-        drop(rustls::crypto::ring::default_provider().install_default());
         let (election, mut said) = (election(), Vec::new());
         // Its time is nearly over, so the first failure is the last one.
         let mut held = Held::new(Lease::default(), Instant::now() - STOP_AFTER);
         let ended = election.keep(&mut held, |trouble| said.push(trouble.map(ToString::to_string))).await;
         assert!(matches!(ended, OperatorError::LeaseLost(_)), "{ended}");
         assert!(matches!(&said[..], [Some(words)] if words.contains("renew the Lease")), "{said:?}");
+    }
+
+    /// An API server that keeps one Lease, as far as versions guard it.
+    async fn server(lease: Lease) -> (String, Arc<Mutex<Lease>>) {
+        let kept = Arc::new(Mutex::new(lease));
+        let (read, write) = (kept.clone(), kept.clone());
+        let get = async move || axum::Json(read.lock().expect("no panic while held").clone());
+        let put = async move |axum::Json(new): axum::Json<Lease>| {
+            let mut kept = write.lock().expect("no panic while held");
+            if new.metadata.resource_version != kept.metadata.resource_version {
+                let said =
+                    serde_json::json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict"});
+                return (axum::http::StatusCode::CONFLICT, axum::Json(said));
+            }
+            let version = kept.resource_version().and_then(|version| version.parse::<u64>().ok()).expect("a version");
+            *kept = new;
+            kept.metadata.resource_version = Some((version + 1).to_string());
+            (axum::http::StatusCode::OK, axum::Json(serde_json::to_value(&*kept).expect("JSON")))
+        };
+        let pages = axum::Router::new().fallback(axum::routing::get(get).put(put));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        tokio::spawn(async move { axum::serve(listener, pages).await });
+        (url, kept)
+    }
+
+    fn lease(holder: &str, version: u64) -> Lease {
+        Lease {
+            metadata: ObjectMeta {
+                name: Some("windlass".into()),
+                resource_version: Some(version.to_string()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec { holder_identity: Some(holder.into()), ..LeaseSpec::default() }),
+        }
+    }
+
+    async fn released(on_the_server: Lease, known: Lease) -> Holding {
+        let (url, kept) = server(on_the_server).await;
+        let held = Held::new(known, Instant::now());
+        election_at(&url).release(held).await.expect("released");
+        let kept = kept.lock().expect("no panic while held");
+        Holding::of(&kept)
+    }
+
+    #[tokio::test]
+    async fn a_lease_whose_last_renewal_was_cut_off_is_released_all_the_same() {
+        let after = released(lease("me", 2), lease("me", 1)).await;
+        assert_eq!(after.holder, "");
+        assert!(after.renewed.is_some(), "who waits sees that it changed");
+        assert_eq!(released(lease("me", 1), lease("me", 1)).await.holder, "");
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_somebody_else_took_is_left_to_them() {
+        assert_eq!(released(lease("other", 2), lease("me", 1)).await, Holding::of(&lease("other", 2)));
     }
 
     #[test]

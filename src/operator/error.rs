@@ -1,6 +1,11 @@
 //! Why a step of the operator failed, and what to do about it.
 
+use std::time::Duration;
+
 use crate::broker::{BrokerError, ErrorClass};
+
+/// What one call to the API server may take. A write that is judged by webhooks may need a while.
+const CALL: Duration = Duration::from_secs(10);
 
 /// Why a step failed. What it had done stands; the next one does the rest.
 #[derive(Debug, thiserror::Error)]
@@ -25,14 +30,17 @@ pub enum OperatorError {
         /// What was asked of it.
         action: &'static str,
         /// How long it was waited for.
-        after: std::time::Duration,
+        after: Duration,
     },
     /// A step took too long as a whole.
     #[error("it took longer than {0:?}, and was cut off")]
-    TooLong(std::time::Duration),
+    TooLong(Duration),
     /// A step broke off; what it said is on standard error.
     #[error("it panicked, and was cut off")]
     Panicked,
+    /// A part of a leader's work ended by itself.
+    #[error("a part of the leader's work ended ({0}), so the operator ends: another one leads, or the next one here")]
+    Broken(String),
     /// Somebody else leads, or may.
     #[error("the Lease is lost: {0}")]
     LeaseLost(String),
@@ -57,14 +65,42 @@ impl OperatorError {
             Self::Broker(error) => error.class(),
             Self::NoAnswer { .. } | Self::TooLong(_) => ErrorClass::Transient,
             Self::LeaseLost(_) | Self::LeaseChanged => ErrorClass::Conflict,
-            Self::Incomplete(_) | Self::Panicked => ErrorClass::Bug,
+            Self::Incomplete(_) | Self::Panicked | Self::Broken(_) => ErrorClass::Bug,
             Self::Start(_) => ErrorClass::Invalid,
         }
     }
 
     /// Whether the object is gone that it was about.
     pub fn is_gone(&self) -> bool {
-        matches!(self, Self::Api { source, .. } if code_of(source) == Some(404))
+        self.code() == Some(404)
+    }
+
+    /// The HTTP status of the API server's answer, where there was one.
+    pub(super) fn code(&self) -> Option<u16> {
+        match self {
+            Self::Api { source, .. } => code_of(source),
+            _ => None,
+        }
+    }
+}
+
+/// Waits for an answer of the API server, and not for ever: the client itself has no limit, because watches have none.
+pub(super) async fn bounded<T>(
+    call: impl Future<Output = Result<T, kube::Error>>,
+    action: &'static str,
+) -> Result<T, OperatorError> {
+    within(CALL, call, action).await
+}
+
+/// The same for who has less time, or more.
+pub(super) async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, kube::Error>>,
+    action: &'static str,
+) -> Result<T, OperatorError> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(answer) => answer.map_err(OperatorError::api(action)),
+        Err(_) => Err(OperatorError::NoAnswer { action, after: limit }),
     }
 }
 
