@@ -7,7 +7,7 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::error::OperatorError;
+use super::error::{OperatorError, bounded};
 
 /// Under whose name fields are owned.
 pub const FIELD_MANAGER: &str = "windlass-operator";
@@ -18,7 +18,7 @@ where
     K: Resource + Clone + Serialize + DeserializeOwned + Debug,
 {
     let params = PatchParams::apply(FIELD_MANAGER).force();
-    api.patch(&object.name_any(), &params, &Patch::Apply(object)).await.map_err(OperatorError::api(action))
+    bounded(api.patch(&object.name_any(), &params, &Patch::Apply(object)), action).await
 }
 
 /// Asks the API server what it would make of an object, and changes nothing.
@@ -35,7 +35,7 @@ pub async fn delete<K>(api: &Api<K>, name: &str, action: &'static str) -> Result
 where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
-    match api.delete(name, &DeleteParams::background()).await.map_err(OperatorError::api(action)) {
+    match bounded(api.delete(name, &DeleteParams::background()), action).await {
         Err(error) if error.is_gone() => Ok(()),
         answer => answer.map(drop),
     }

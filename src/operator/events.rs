@@ -10,6 +10,8 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 
+use super::error::bounded;
+
 /// The controller that Events name.
 const CONTROLLER: &str = "windlass-operator";
 /// The longest text that the API server takes.
@@ -60,7 +62,7 @@ impl Events {
             action: "Reconcile".to_owned(),
             secondary: None,
         };
-        if let Err(error) = recorder.publish(&event, object).await {
+        if let Err(error) = bounded(recorder.publish(&event, object), "take an Event").await {
             tracing::warn!(%error, reason, "an Event could not be written");
         }
     }

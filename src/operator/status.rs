@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::apply::FIELD_MANAGER;
 use super::conditions::ours;
-use super::error::OperatorError;
+use super::error::{OperatorError, bounded};
 
 /// Between two writes of one object that change nothing but counts.
 const BETWEEN_COUNTS: Duration = Duration::from_secs(10);
@@ -75,9 +75,9 @@ impl StatusWriter {
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
         self.remember(uid);
-        match api.patch_status(name, &params, &Patch::Apply(patch)).await {
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Written::Gone),
-            answer => answer.map(|_| Written::Done).map_err(OperatorError::api("write the status")),
+        match bounded(api.patch_status(name, &params, &Patch::Apply(patch)), "write the status").await {
+            Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(Written::Gone),
+            answer => answer.map(|_| Written::Done),
         }
     }
 
@@ -166,6 +166,20 @@ mod tests {
         assert_eq!(difference(Some(&shown), &Shown { generation: 2, ..shown.clone() }), Difference::More);
         let wiped = Shown { conditions: Vec::new(), ..shown.clone() };
         assert_eq!(difference(Some(&wiped), &shown), Difference::More, "somebody took our conditions away");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_hangs_holds_up_a_status_and_no_more() {
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", silent.local_addr().expect("an address"));
+        let client = kube::Client::try_from(kube::Config::new(url.parse().expect("a URL"))).expect("a client");
+        let api: Api<crate::crd::TaskQueue> = Api::namespaced(client, "shop");
+        let meta = ObjectMeta { name: Some("emails".into()), uid: Some("uid".into()), ..ObjectMeta::default() };
+        let (writer, new) = (StatusWriter::default(), crate::crd::TaskQueueStatus::default());
+        let written = writer.write(&api, &meta, None, &new);
+        let outcome = tokio::time::timeout(Duration::from_secs(60), written).await.expect("it does not wait for ever");
+        assert!(matches!(outcome, Err(OperatorError::NoAnswer { .. })), "{outcome:?}");
     }
 
     #[test]
