@@ -19,7 +19,7 @@ use super::loops::Loops;
 use super::metrics::OperatorMetrics;
 use super::options::{Namespaces, Options};
 use super::pods::book::PodBook;
-use super::requeue::Failures;
+use super::requeue::{Failures, Leaving};
 use super::said::Said;
 use super::secrets::Secrets;
 use super::status::StatusWriter;
@@ -40,6 +40,8 @@ pub struct Context {
     pub status: StatusWriter,
     /// How often each object failed in a row.
     pub failures: Failures,
+    /// Since when objects are known to be on their way out.
+    pub(super) leaving: Leaving,
     /// How Redis servers are reached.
     pub connections: Connections,
     /// The queues that are looked after.
@@ -82,6 +84,7 @@ impl Context {
             events: Events::new(client.clone(), &options.instance),
             status: StatusWriter::default(),
             failures: Failures::default(),
+            leaving: Leaving::default(),
             connections: Connections::new(options.default_redis.clone(), secrets.clone()),
             directory: Directory::default(),
             pods: PodBook::default(),

@@ -15,11 +15,12 @@ mod reporter;
 pub mod status;
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::StreamExt;
 use futures::channel::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use futures::{FutureExt, StreamExt};
 use kube::core::{DeserializeGuard, ObjectMeta};
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{self, ObjectRef};
@@ -106,7 +107,8 @@ pub(super) async fn run(context: Arc<Context>) {
     tokio::select! {
         () = context.term.cancelled() => {}
         _ = futures::future::join_all(controllers) => {}
-        () = patrol::patrol(context.clone(), pokes) => {}
+        () = patrol::patrol(context.clone(), pokes.clone()) => {}
+        () = patrol::watch_history(context.clone(), pokes) => {}
         () = reporter::report(context.clone(), stores) => {}
     }
 }
@@ -118,6 +120,7 @@ fn forget_deleted(context: &Context, event: &Result<watcher::Event<Guarded>, wat
     {
         context.status.forget(uid);
         context.failures.forget(uid);
+        context.leaving.forget(uid);
     }
 }
 
@@ -148,9 +151,10 @@ async fn reconcile(object: Arc<Guarded>, context: Arc<Context>) -> Result<Action
         if !context.leads() {
             return Ok(Action::requeue(Duration::from_secs(1)));
         }
-        let step = reconcile_one(&context, &object);
+        // One object that panics must not take the others along, which would happen again after each restart.
+        let step = AssertUnwindSafe(reconcile_one(&context, &object)).catch_unwind();
         let outcome = match tokio::time::timeout(LONGEST, step).await {
-            Ok(outcome) => outcome,
+            Ok(outcome) => outcome.unwrap_or(Err(OperatorError::Panicked)),
             Err(_) => Err(OperatorError::TooLong(LONGEST)),
         };
         match &outcome {

@@ -1,8 +1,8 @@
-//! When an object is looked at again after a step failed.
+//! When an object is looked at again after a step failed, and for how long it has been waited for.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::broker::ErrorClass;
 
@@ -42,6 +42,31 @@ impl Failures {
     }
 }
 
+/// Since when each object is known to be on its way out, by this process's clock. Keyed by UID.
+#[derive(Default)]
+pub struct Leaving(Mutex<HashMap<String, Instant>>);
+
+impl Leaving {
+    /// When this was first asked about the object.
+    pub fn since(&self, uid: &str) -> Instant {
+        let mut all = self.all();
+        // Whoever is left out begins to wait anew.
+        if all.len() > MOST {
+            all.clear();
+        }
+        *all.entry(uid.to_owned()).or_insert_with(Instant::now)
+    }
+
+    /// Forgets it: the object is gone.
+    pub fn forget(&self, uid: &str) {
+        self.all().remove(uid);
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        self.0.lock().expect("invariant: no panic while held")
+    }
+}
+
 /// The wait after so many failures in a row; `dice` from 0 to 1 spreads it.
 fn delay(failures: u32, class: ErrorClass, dice: f64) -> Duration {
     let longest = match class {
@@ -73,5 +98,14 @@ mod tests {
         }
         failures.forget("uid");
         assert!(failures.wait_after("uid", ErrorClass::Transient) <= FIRST);
+    }
+
+    #[test]
+    fn a_wait_begins_when_it_is_first_asked_about() {
+        let leaving = Leaving::default();
+        let since = leaving.since("uid");
+        assert_eq!(leaving.since("uid"), since);
+        leaving.forget("uid");
+        assert!(leaving.since("uid") >= since && leaving.all().len() == 1);
     }
 }

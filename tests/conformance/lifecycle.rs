@@ -59,13 +59,15 @@ async fn a_queue_is_whole_until_somebody_changes_it(fx: &Fixture) {
     for field in ["mode", "hot", "spec", "retention"] {
         let _: redis::Value = fx.redis(&["HSET", &key, field, "x"]).await;
         assert_eq!(broker.inspect(&policy).await.expect("answered").policy, Intact::No, "{field}");
+        assert_eq!(broker.is_intact(&policy).await.expect("answered"), Intact::No, "{field}");
         fx.broker.provision(&owner(), &policy).await.expect("put right");
         assert_eq!(broker.inspect(&policy).await.expect("answered").policy, Intact::Yes, "{field}");
+        assert_eq!(broker.is_intact(&policy).await.expect("answered"), Intact::Yes, "{field}");
     }
     let _: redis::Value = fx.redis(&["XGROUP", "DESTROY", &fx.keys().task, &fx.keys().group]).await;
     let groups = async || {
         let inspected = broker.inspect(&policy).await.expect("answered").groups;
-        assert_eq!(broker.has_groups().await.expect("answered"), inspected);
+        assert_eq!(broker.is_intact(&policy).await.expect("answered"), inspected);
         inspected
     };
     assert_eq!(groups().await, Intact::No);

@@ -67,23 +67,45 @@ pub enum Removed {
 }
 
 impl Redis {
-    /// How many of these queues have a policy, in one command; `None` on a Cluster, where each queue has its own server.
-    pub async fn count_policies(&self, queues: &[&Keys]) -> Result<Option<u64>> {
+    /// Whether all these queues have a policy and an owner, in one command; `None` on a Cluster, where each queue has its
+    /// own server.
+    pub async fn are_there(&self, queues: &[&Keys]) -> Result<Option<bool>> {
         let Some(link) = &self.shared else { return Ok(None) };
         if queues.is_empty() {
-            return Ok(Some(0));
+            return Ok(Some(true));
         }
         let mut exists = redis::cmd("EXISTS");
         for keys in queues {
-            exists.arg(keys.policy());
+            exists.arg(keys.policy()).arg(keys.meta());
         }
-        Ok(Some(number(link.call(&exists).await?).map_err(|m| m.during("EXISTS"))?))
+        let found = number(link.call(&exists).await?).map_err(|m| m.during("EXISTS"))?;
+        Ok(Some(found == 2 * queues.len() as u64))
     }
 }
 
 impl RedisBroker {
-    /// Whether the groups on the task stream are there, in one command: for who looks at many queues again and again.
-    pub async fn has_groups(&self) -> Result<Intact> {
+    /// Whether policy and groups are as provisioning with this policy made them, in two commands: for who looks at many
+    /// queues again and again. It does not tell whose the queue is.
+    pub async fn is_intact(&self, policy: &Policy) -> Result<Intact> {
+        match self.has_policy(policy).await? {
+            Intact::Yes => self.has_groups().await,
+            Intact::No => Ok(Intact::No),
+        }
+    }
+
+    async fn has_policy(&self, policy: &Policy) -> Result<Intact> {
+        let fields = policy::fields(policy);
+        let mut get = redis::cmd("HMGET");
+        get.arg(self.keys.policy());
+        for (name, _) in &fields {
+            get.arg(*name);
+        }
+        let found = list(self.command(&get).await?).map_err(|m| m.during("HMGET"))?;
+        let right = fields.into_iter().map(|(_, value)| Value::BulkString(value)).eq(found);
+        Ok(if right { Intact::Yes } else { Intact::No })
+    }
+
+    async fn has_groups(&self) -> Result<Intact> {
         let mut groups = redis::cmd("XINFO");
         groups.arg("GROUPS").arg(&self.keys.task);
         let answer = match self.command(&groups).await {

@@ -7,7 +7,6 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::Action;
@@ -22,14 +21,15 @@ use crate::broker::{BrokerError, Owner};
 use crate::crd::{DeletionPolicy, TaskQueue};
 use crate::operator::apply::FIELD_MANAGER;
 use crate::operator::context::Context;
-use crate::operator::error::OperatorError;
+use crate::operator::error::{OperatorError, bounded};
 use crate::operator::events::Weight;
 use crate::operator::reasons::Reason;
 use crate::protocol::names::QueueName;
 
 /// Holds an object until its data is removed.
 pub const FINALIZER: &str = "windlass.dev/queue-data";
-/// For how long after its deletion an object waits for a Redis that cannot be used.
+/// For how long an object waits for a Redis that cannot be used, by this process's clock, from when it first found the
+/// object on its way out: what the API server's clock says of its deletion says nothing about how often it was tried.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long until the next attempt.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -79,9 +79,10 @@ async fn set_finalizer(context: &Context, meta: &ObjectMeta, wanted: bool) -> Re
     });
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
     let api = context.api::<Guarded>(meta.namespace.as_deref().unwrap_or_default());
-    match api.patch(meta.name.as_deref().unwrap_or_default(), &params, &Patch::Merge(patch)).await {
-        Err(error) if !wanted && crate::operator::error::code_of(&error) == Some(404) => Ok(()),
-        answer => answer.map(drop).map_err(OperatorError::api("change the finalizers")),
+    let name = meta.name.as_deref().unwrap_or_default();
+    match bounded(api.patch(name, &params, &Patch::Merge(patch)), "change the finalizers").await {
+        Err(error) if !wanted && error.is_gone() => Ok(()),
+        answer => answer.map(drop),
     }
 }
 
@@ -93,6 +94,8 @@ pub(super) async fn clean_up(context: &Context, queue: &TaskQueue, name: &QueueN
     if !is_held(queue.meta()) {
         return Ok(Action::await_change());
     }
+    // The wait begins before the first attempt, which may take its time.
+    waited(context, queue.meta());
     let removal = match queue.spec.deletion_policy {
         DeletionPolicy::Retain => return let_go(context, queue, None).await,
         DeletionPolicy::Delete => Removal::WithTasks,
@@ -105,7 +108,7 @@ pub(super) async fn clean_up(context: &Context, queue: &TaskQueue, name: &QueueN
         }
         Attempt::Unfinished => Ok(Action::requeue(Duration::from_millis(20))),
         Attempt::Stays(why) => let_go(context, queue, Some((Weight::Warning, "DataRetained", why))).await,
-        Attempt::Failed(why) if waited(queue.meta()) >= PATIENCE => {
+        Attempt::Failed(why) if waited(context, queue.meta()) >= PATIENCE => {
             let note = format!("the queue's data stays in Redis, because it could not be removed: {why}");
             let_go(context, queue, Some((Weight::Warning, "DataRetained", note))).await
         }
@@ -134,11 +137,12 @@ pub(super) async fn let_unreadable_go(
     if !is_held(meta) {
         return Ok(Leaving::Gone);
     }
-    let left = PATIENCE.saturating_sub(waited(meta));
+    let left = PATIENCE.saturating_sub(waited(context, meta));
     if !left.is_zero() {
         return Ok(Leaving::Waits(left));
     }
     set_finalizer(context, meta, false).await?;
+    context.leaving.forget(meta.uid.as_deref().unwrap_or_default());
     let note = format!("the queue's data stays in Redis, because {why}");
     context.events.tell(&object.object_ref(&()), Weight::Warning, "DataRetained", note).await;
     Ok(Leaving::Gone)
@@ -181,10 +185,9 @@ async fn attempt(context: &Context, queue: &TaskQueue, name: &QueueName, removal
     Attempt::Unfinished
 }
 
-/// How long the object has been waiting to go.
-fn waited(meta: &ObjectMeta) -> Duration {
-    let Some(since) = &meta.deletion_timestamp else { return Duration::ZERO };
-    Duration::try_from(Timestamp::now().duration_since(since.0)).unwrap_or_default()
+/// How long this process has known that the object is to go.
+fn waited(context: &Context, meta: &ObjectMeta) -> Duration {
+    context.leaving.since(meta.uid.as_deref().unwrap_or_default()).elapsed()
 }
 
 /// Tells what became of the data, and lets the object go.
@@ -200,5 +203,6 @@ async fn let_go(
     let uid = queue.uid().unwrap_or_default();
     context.status.forget(&uid);
     context.failures.forget(&uid);
+    context.leaving.forget(&uid);
     Ok(Action::await_change())
 }

@@ -3,8 +3,8 @@
 //! Looking must cost next to nothing with ten thousand idle queues, so there are
 //! several looks: at each server (is it there, is it the same?), at all policies of
 //! a server in a few commands (are they there?), at all quiet queues in a few more
-//! (did work come?), at each queue's groups in its turn (are they there?), and in
-//! a slower turn at all of it (is it as it was provisioned?), both at a bounded pace.
+//! (did work come?), at each queue's policy and groups in its turn (are they as they
+//! were made?), and in a slower turn at whose it is, both at a bounded pace.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
@@ -24,22 +24,22 @@ use crate::operator::directory::KnownQueue;
 
 /// Between two looks at a server.
 const ROUND: Duration = Duration::from_secs(5);
-/// How fast the groups of a server's queues are looked at, with a command each: up to a thousand in 20 seconds.
-const GROUPS: Pace = Pace { rounds: 4, most: 250, most_of_many: 100 };
-/// How fast each queue is looked at as a whole, with four commands each: up to a thousand in 100 seconds.
+/// How fast policy and groups of a server's queues are looked at, with two commands each: up to a thousand in 20 seconds.
+const INTACT: Pace = Pace { rounds: 4, most: 250, most_of_many: 100 };
+/// How fast it is looked at whose each queue is, with four commands each: up to a thousand in 100 seconds.
 const WHOLE: Pace = Pace { rounds: 12, most: 50, most_of_many: 25 };
 /// Up to here, a queue's turn comes soon. Where there are more, what all looks cost together is what is bounded.
 const FEW: usize = 1000;
-/// How many policies are asked for in one command.
-const POLICIES_A_COMMAND: usize = 500;
+/// How many queues are asked for in one command.
+const QUEUES_A_COMMAND: usize = 500;
 /// How many queues are looked at together.
 const TOGETHER: usize = 4;
 
 /// What is remembered of a server between rounds.
 #[derive(Default)]
 struct Beat {
-    groups: Turn,
-    all: Turn,
+    intact: Turn,
+    whole: Turn,
     quiet: QuietQueues,
 }
 
@@ -62,9 +62,6 @@ pub(super) async fn patrol(context: Arc<Context>, pokes: Pokes) {
         if !context.leads() {
             continue;
         }
-        if context.history.look().await {
-            context.directory.all().iter().for_each(|known| pokes.poke(&known.name));
-        }
         let servers = by_server(&context);
         beats.retain(|fingerprint, _| servers.contains_key(fingerprint));
         for (fingerprint, (connection, queues)) in servers {
@@ -79,6 +76,18 @@ pub(super) async fn patrol(context: Arc<Context>, pokes: Pokes) {
                 // A server whose look ended without a word would never be looked at again.
                 (fingerprint, walk.await.unwrap_or_default())
             });
+        }
+    }
+}
+
+/// Looks at the event log until it is dropped. Beside the patrol, because one that hangs must not delay the looks at Redis.
+pub(super) async fn watch_history(context: Arc<Context>, pokes: Pokes) {
+    let mut rounds = tokio::time::interval(ROUND);
+    rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        rounds.tick().await;
+        if context.leads() && context.history.look().await {
+            context.directory.all().iter().for_each(|known| pokes.poke(&known.name));
         }
     }
 }
@@ -113,11 +122,11 @@ async fn walk(
         return beat;
     }
     let mut share_a_server = true;
-    for chunk in queues.chunks(POLICIES_A_COMMAND) {
+    for chunk in queues.chunks(QUEUES_A_COMMAND) {
         let keys: Vec<_> = chunk.iter().map(|known| known.broker.keys()).collect();
-        match connection.redis.count_policies(&keys).await {
-            Ok(Some(count)) if count < chunk.len() as u64 => chunk.iter().for_each(|known| pokes.poke(&known.name)),
-            Ok(Some(_)) => {}
+        match connection.redis.are_there(&keys).await {
+            Ok(Some(true)) => {}
+            Ok(Some(false)) => chunk.iter().for_each(|known| pokes.poke(&known.name)),
             // A Cluster keeps each queue elsewhere: the turn of single queues finds what is gone.
             Ok(None) => share_a_server = false,
             Err(_) => return beat,
@@ -134,9 +143,10 @@ async fn walk(
 
 /// Looks at the queues whose turn it is.
 async fn look_at_some(beat: &mut Beat, queues: &[Arc<KnownQueue>], pokes: &Pokes) {
-    let some = beat.groups.next(queues, &GROUPS);
-    poke_those(some, pokes, async |known| matches!(known.broker.has_groups().await, Ok(Intact::Yes))).await;
-    let some = beat.all.next(queues, &WHOLE);
+    let some = beat.intact.next(queues, &INTACT);
+    let is_intact = async |known: &KnownQueue| matches!(known.broker.is_intact(&known.policy).await, Ok(Intact::Yes));
+    poke_those(some, pokes, is_intact).await;
+    let some = beat.whole.next(queues, &WHOLE);
     let is_right = async |known: &KnownQueue| {
         let inspection = known.broker.inspect(&known.policy).await;
         matches!(&inspection, Ok(found) if found.policy == Intact::Yes
