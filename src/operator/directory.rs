@@ -10,6 +10,7 @@ use super::queue::status::Findings;
 use crate::broker::QueueCounts;
 use crate::broker::redis::RedisBroker;
 use crate::maintenance::Queue;
+use crate::protocol::keys::Keys;
 use crate::protocol::names::QueueName;
 use crate::protocol::policy::Policy;
 
@@ -93,6 +94,17 @@ impl Directory {
     /// All of them.
     pub fn all(&self) -> Vec<Arc<KnownQueue>> {
         self.0.read().expect("invariant: no panic while held").values().cloned().collect()
+    }
+
+    /// Another queue on that Redis that uses a stream of these keys.
+    pub(super) fn rival(&self, keys: &Keys, connection: &Connection) -> Option<Arc<KnownQueue>> {
+        let all = self.0.read().expect("invariant: no panic while held");
+        let is_rival = |known: &&Arc<KnownQueue>| {
+            known.name != *keys.queue()
+                && known.connection.fingerprint == connection.fingerprint
+                && known.broker.keys().share_a_stream(keys)
+        };
+        all.values().find(is_rival).cloned()
     }
 
     pub(super) fn insert(&self, queue: Arc<KnownQueue>) -> Option<Arc<KnownQueue>> {

@@ -38,6 +38,36 @@ async fn two_queues_that_adopt_one_stream_are_told_apart_and_one_may_take_over()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_waits_for_a_stream_does_not_get_it_by_a_flush() {
+    let ground = Ground::new().await;
+    let _operator = ground.operator().await;
+    let spec = adopting(&ground.redis.url());
+    ground.apply("first", &spec).await;
+    ground.ready("first").await;
+    ground.apply("second", &spec).await;
+    ground.shows("second", "Provisioned", "False", "OwnedByAnother").await;
+    let owner = ground.broker("first").owner().await.expect("answered");
+
+    // The second one is looked at before the patrol finds what is gone.
+    ground.redis.command(&["FLUSHALL"]).await;
+    ground.merge("second", serde_json::json!({"spec": {"retry": {"maxRetries": 5}}})).await;
+    let generation = ground.queues().get("second").await.expect("there").metadata.generation;
+    let looked = |found: Option<&windlass::crd::TaskQueue>| {
+        let status = found.and_then(|queue| queue.status.as_ref());
+        status.is_some_and(|status| status.observed_generation == generation)
+    };
+    ground.cluster.wait(&ground.queues(), "second", "to be looked at", looked).await;
+    ground.shows("second", "Provisioned", "False", "OwnedByAnother").await;
+    let back = async || match ground.broker("first").owner().await {
+        Ok(found) if found == owner => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    ground.until("the first one to have it again", back).await;
+    ground.shows("second", "Provisioned", "False", "OwnedByAnother").await;
+    ground.ready("first").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_same_name_in_another_cluster_is_another_owner() {
     let ground = Ground::new().await;
     let _operator = ground.operator().await;

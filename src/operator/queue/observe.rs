@@ -29,6 +29,8 @@ pub(super) struct Observed {
     pub(super) health: Option<Health>,
     /// The queue on it; only where it answers and the spec compiles.
     pub(super) broker: Option<Result<Arc<RedisBroker>, BrokerError>>,
+    /// Who has a stream that it adopts, as far as is known here: what Redis knew of that may be lost.
+    pub(super) rival: Option<String>,
     /// How the queue stands there; only where it could be looked at.
     pub(super) inspection: Option<Result<Inspection, BrokerError>>,
 }
@@ -52,6 +54,7 @@ impl Observed {
             connection: Err(Unresolved::NoDefault),
             health: None,
             broker: None,
+            rival: None,
             inspection: None,
         }
     }
@@ -83,6 +86,10 @@ pub(super) async fn observe(context: &Context, queue: &TaskQueue, name: &QueueNa
         Some(known) => Ok(known.broker.clone()),
         None => connection.redis.queue(keys.clone()).map(Arc::new),
     };
+    // A name of the queue's own is nobody else's.
+    if queue.spec.keys.is_some() {
+        seen.rival = context.directory.rival(keys, connection).map(|rival| rival.owner.clone());
+    }
     if let Ok(broker) = &broker {
         seen.inspection = Some(broker.inspect(policy).await);
     }

@@ -129,7 +129,14 @@ pub(super) fn plan(seen: &Observed, asked: Option<&str>) -> Plan {
         Err(obstacle) => return Plan::Hold(obstacle),
     };
     match &inspection.owner {
-        None => Plan::Provision { takeover: Takeover::Respect, cause: Cause::New },
+        // After a flush nothing is recorded, and whoever came first would have it: whose it was goes first.
+        None => match &seen.rival {
+            Some(rival) => match takeover_from(rival, &seen.owner.name, asked) {
+                Some(cause) => Plan::Provision { takeover: Takeover::Respect, cause },
+                None => Plan::Hold(Obstacle::owned(rival)),
+            },
+            None => Plan::Provision { takeover: Takeover::Respect, cause: Cause::New },
+        },
         Some(owner) if *owner == seen.owner.name => {
             let intact = (inspection.policy, inspection.groups) == (Intact::Yes, Intact::Yes);
             match intact && !inspection.removal_begun {
@@ -222,6 +229,7 @@ mod tests {
             connection: Ok(Arc::new(Connection::for_tests())),
             health: Some(Ok(server())),
             broker: None,
+            rival: None,
             inspection: inspected,
         }
     }
@@ -270,6 +278,17 @@ mod tests {
         let (takeover, cause) = provisioned_for(plan(&seen, Some(theirs)));
         assert_eq!(takeover, Takeover::From(theirs.to_owned()));
         assert_eq!(cause, Cause::TakenOver { from: theirs.to_owned() });
+    }
+
+    #[test]
+    fn a_stream_that_nobody_is_recorded_to_have_is_left_to_who_had_it() {
+        let theirs = "kubernetes:cluster-1/shop/first/uid-9";
+        let flushed = Observed { rival: Some(theirs.to_owned()), ..seen(Some(Ok(inspection(None)))) };
+        assert_eq!(held(plan(&flushed, None)), Obstacle::owned(theirs));
+        let (takeover, cause) = provisioned_for(plan(&flushed, Some(theirs)));
+        assert_eq!((takeover, cause), (Takeover::Respect, Cause::TakenOver { from: theirs.to_owned() }));
+        let ours = Observed { rival: Some(theirs.to_owned()), ..seen(Some(Ok(inspection(Some(ME))))) };
+        assert_eq!(plan(&ours, None), Plan::Keep, "what is recorded holds");
     }
 
     #[test]
