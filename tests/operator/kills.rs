@@ -10,7 +10,7 @@ use super::ground::Ground;
 
 /// How often it is killed: 50 times in the long version (`WINDLASS_CHAOS=full`).
 fn kills() -> usize {
-    if std::env::var("WINDLASS_CHAOS").is_ok_and(|value| value == "full") { 50 } else { 6 }
+    if std::env::var("WINDLASS_CHAOS").is_ok_and(|value| value == "full") { 50 } else { 12 }
 }
 
 #[tokio::test(flavor = "multi_thread")]
