@@ -259,7 +259,8 @@ pub struct ClaimRequest<'a> {
     /// What it can do.
     pub capabilities: &'a Capabilities,
     /// How many it can take, up to [`MAX_BATCH`]. With 0 it only passes on a
-    /// wake-up that it cannot use.
+    /// wake-up that it cannot use; raw entries, which may have been what rang,
+    /// are filed then, too.
     pub limit: usize,
     /// After an answer was lost: what the worker knows it holds. What else it
     /// holds by the broker's books is handed out again, also a newer claim of

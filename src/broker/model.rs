@@ -52,7 +52,7 @@ use crate::protocol::names::QueueName;
 
 /// One queue in memory.
 pub struct Model {
-    queue: Mutex<Queue>,
+    queue: Arc<Mutex<Queue>>,
     bells: Arc<Bells>,
     clock: Clock,
 }
@@ -62,7 +62,7 @@ impl Model {
     ///
     /// Tests give it a manual clock; with [`Clock::Server`] it goes by the system's.
     pub fn new(queue: QueueName, clock: Clock) -> Self {
-        Self { queue: Mutex::new(Queue::new(queue)), bells: Arc::default(), clock }
+        Self { queue: Arc::new(Mutex::new(Queue::new(queue))), bells: Arc::default(), clock }
     }
 
     /// What a producer does that knows nothing of Windlass: an XADD to the task
@@ -266,6 +266,6 @@ impl Broker for Model {
     }
 
     async fn sleeper(&self, capabilities: &Capabilities) -> Result<Box<dyn Sleeper>> {
-        Ok(Box::new(self.bells.sleeper(&capabilities.class())))
+        Ok(Box::new(self.bells.sleeper(&capabilities.class(), self.queue.clone())))
     }
 }

@@ -1080,6 +1080,7 @@ impl Broker for RedisBroker {
     }
 
     async fn sleeper(&self, capabilities: &Capabilities) -> Result<Box<dyn Sleeper>> {
-        Ok(Box::new(RedisSleeper::new(self.endpoint.clone(), &self.options, &self.keys, &capabilities.class())))
+        let own = Link::new(self.endpoint.clone(), self.keys.policy(), &self.options, sleeper::LONGEST_ANSWER);
+        Ok(Box::new(RedisSleeper::new(own, self.link.clone(), &self.keys, capabilities.class())))
     }
 }

@@ -129,6 +129,41 @@ async fn a_worker_that_ends_passes_its_ring_on(fx: &Fixture) {
     wakes(&mut other, Mode::Running).await;
 }
 
+/// A raw entry rings one worker alone; nothing else would wake the others before their time.
+async fn a_worker_without_room_passes_the_ring_of_a_raw_entry_on(fx: &Fixture) {
+    let (sends, renders) = (types(&["send"]), types(&["render"]));
+    let mut full = idle(fx, &renders, Mode::Running).await;
+    let mut other = idle(fx, &sends, Mode::Running).await;
+    fx.raw(&[("task_id", "t"), ("type", "send"), ("payload", "{}")]).await;
+    wakes(&mut full, Mode::Running).await;
+    assert!(fx.claim_with("full", &renders, 0).await.tasks.is_empty());
+    wakes(&mut other, Mode::Running).await;
+    assert_eq!(fx.claim_with("other", &sends, 1).await.tasks.len(), 1);
+}
+
+/// closes: of all who slept while the queue was paused one is woken, and the others hear no raw entry
+async fn a_resumption_wakes_every_sleeper_of_every_class(fx: &Fixture) {
+    fx.set(|policy| policy.mode = Mode::Paused).await;
+    let mut asleep = Vec::new();
+    for capabilities in [Capabilities::any(), types(&["send"]), Capabilities::any(), Capabilities::any()] {
+        asleep.push(idle(fx, &capabilities, Mode::Paused).await);
+    }
+    let asleep = asleep.into_iter().map(|mut sleeper| async move { wakes(&mut sleeper, Mode::Paused).await });
+    tokio::join!(futures::future::join_all(asleep), fx.set(|policy| policy.mode = Mode::Running));
+}
+
+/// closes: a ring that goes round for ever among those who may not claim
+async fn a_ring_that_comes_while_the_queue_is_paused_again_wakes_one(fx: &Fixture) {
+    fx.set(|policy| policy.mode = Mode::Paused).await;
+    let mut first = idle(fx, &Capabilities::any(), Mode::Paused).await;
+    let mut second = idle(fx, &Capabilities::any(), Mode::Paused).await;
+    fx.set(|policy| policy.mode = Mode::Running).await;
+    fx.set(|policy| policy.mode = Mode::Paused).await;
+    wakes(&mut first, Mode::Paused).await;
+    sleeps_on(&mut second, Mode::Paused).await;
+    sleeps_on(&mut first, Mode::Paused).await;
+}
+
 /// Claims one task for as long as rings come, as an idle worker does; nothing but a ring may be needed.
 async fn works_on(fx: &Fixture, sleeper: &mut Box<dyn Sleeper>, capabilities: &Capabilities) -> ClaimedTask {
     loop {
@@ -200,4 +235,7 @@ suite! {
     a_ring_for_work_that_is_gone_wakes_nobody_after_an_empty_claim,
     a_promotion_rings_again_for_work_that_nobody_came_for,
     a_worker_that_ends_passes_its_ring_on,
+    a_worker_without_room_passes_the_ring_of_a_raw_entry_on,
+    a_resumption_wakes_every_sleeper_of_every_class,
+    a_ring_that_comes_while_the_queue_is_paused_again_wakes_one,
 }

@@ -44,12 +44,16 @@ impl Step<'_> {
         }
         let mode = self.policy.mode;
         let mut behind = false;
-        if request.limit > 0 && mode != Mode::Closed {
+        if mode != Mode::Closed {
             behind |= self.file_raw(RAW_AT_ONCE) == RAW_AT_ONCE;
-            behind |= self.promote_delayed(DUE_AT_ONCE) == DUE_AT_ONCE;
-            behind |= self.promote_retrying(DUE_AT_ONCE) == DUE_AT_ONCE;
+            if request.limit > 0 {
+                behind |= self.promote_delayed(DUE_AT_ONCE) == DUE_AT_ONCE;
+                behind |= self.promote_retrying(DUE_AT_ONCE) == DUE_AT_ONCE;
+            }
             self.announce();
-            self.add_class(request.capabilities);
+            if request.limit > 0 {
+                self.add_class(request.capabilities);
+            }
         }
         let mut tasks = match request.recover {
             Some(held) => self.hand_back(request.worker, held),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::Notify;
 
-use super::state::Bell;
+use super::state::{Bell, Queue};
 use crate::broker::{Result, Sleeper, Wake};
 use crate::protocol::policy::Mode;
 
@@ -35,8 +35,8 @@ impl Bells {
         }
     }
 
-    pub(super) fn sleeper(&self, class: &str) -> ModelSleeper {
-        ModelSleeper { own: self.of_class(class), raw: self.raw.clone() }
+    pub(super) fn sleeper(&self, class: &str, queue: Arc<Mutex<Queue>>) -> ModelSleeper {
+        ModelSleeper { own: self.of_class(class), raw: self.raw.clone(), queue }
     }
 
     fn of_class(&self, class: &str) -> Arc<Notify> {
@@ -53,13 +53,28 @@ fn hush(bell: &Notify) {
 pub(super) struct ModelSleeper {
     own: Arc<Notify>,
     raw: Arc<Notify>,
+    queue: Arc<Mutex<Queue>>,
+}
+
+impl ModelSleeper {
+    /// Whether tasks are given out, whatever this sleeper last heard.
+    fn queue_runs(&self) -> bool {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.policy().is_ok_and(|policy| policy.mode == Mode::Running)
+    }
 }
 
 #[async_trait]
 impl Sleeper for ModelSleeper {
     async fn sleep(&mut self, mode: Mode, limit: Duration) -> Result<Wake> {
         tokio::select! {
-            () = self.own.notified() => Ok(Wake::Rung),
+            () = self.own.notified() => {
+                // Who sleeps on in a bed of the pause hears no raw entry.
+                if mode != Mode::Running && self.queue_runs() {
+                    self.own.notify_one();
+                }
+                Ok(Wake::Rung)
+            }
             // While nothing may be claimed, a raw entry is no reason to get up.
             () = self.raw.notified(), if mode == Mode::Running => Ok(Wake::Rung),
             () = tokio::time::sleep(limit) => Ok(Wake::TimedOut),

@@ -376,6 +376,11 @@ impl Link {
         }
     }
 
+    /// The address without credentials, for messages.
+    pub(super) fn address(&self) -> &str {
+        &self.endpoint.shown
+    }
+
     /// Sends one command.
     pub(super) async fn call(&self, command: &Cmd) -> std::result::Result<Value, Fault> {
         self.send(self.connection().await?, command).await

@@ -88,6 +88,7 @@ scripts! {
     enqueue: [HEAD, TOKEN, LANES, PLACES, BELLS, CREATE];
     claim: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING];
     settle: [HEAD, TOKEN, LANES, PLACES, BELLS, MOVES, INTAKE, DUE, RECOVERY, CLAIMING, FAILING];
+    rouse: [HEAD, TOKEN, LANES, PLACES, BELLS];
     extend: [HEAD, TOKEN, LANES, LEASES];
     report_progress: [HEAD];
     begin_effect: [HEAD];

@@ -12,17 +12,18 @@ local function claim_some(worker, class, types, limit, held)
   if limit > 0 and not ordinary and call('ZSCORE', P .. 'fenced', worker) then
     error('FENCED', 0)
   end
-  if limit > 0 and mode ~= 'Closed' then
-    -- A full batch of any of them may have left something for this worker behind.
+  if mode ~= 'Closed' then
+    -- A full batch of any of them may have left something for this worker behind. Raw entries are also filed for
+    -- who wants nothing: they rang one worker, and if that was this one, they need another.
     if call('XLEN', KEYS[2]) > 0 then
       behind = intake().file_raw(32) == 32
     end
-    if not ordinary then
+    if limit > 0 and not ordinary then
       behind = due().promote('delayed', 16) == 16 or behind
       behind = due().promote('retrying', 16) == 16 or behind
     end
     announce(MAYBE)
-    if class ~= 'all' then
+    if limit > 0 and class ~= 'all' then
       places().add_class(class, types)
     end
   end
