@@ -4,6 +4,7 @@
 mod support;
 
 mod bad_input {
+    mod changed;
     mod fuzz;
     mod input;
     mod refusal;

@@ -145,6 +145,8 @@ struct Confirmed {
 
 /// What reclaiming needs to know of a server.
 struct ServerFacts {
+    /// The connection that leads to it. After another one these facts may be those of a server that is gone.
+    connection: u64,
     run_id: String,
     has_autoclaim: bool,
 }
@@ -201,6 +203,23 @@ impl RedisBroker {
         .map_err(|fault| self.name_queue(fault))
     }
 
+    /// The same, and says which connection it went over.
+    async fn numbered(&self, command: &redis::Cmd) -> Result<(u64, Value)> {
+        match self.link.call_numbered(command).await {
+            Err(fault) if matches!(fault.error, BrokerError::Unreachable { .. }) => {
+                self.link.call_numbered(command).await
+            }
+            answer => answer,
+        }
+        .map_err(|fault| self.name_queue(fault))
+    }
+
+    /// Runs a script that judges by the server's clock on that server, or not at all: on another one, whose clock is
+    /// new, leases would seem to be over that nobody could renew.
+    async fn run_on(&self, server: &ServerFacts, call: Call<'_>) -> Result<Value> {
+        call.run_over(&self.link, server.connection).await.map_err(|fault| self.name_queue(fault))
+    }
+
     /// Errors about the queue say which one.
     fn name_queue(&self, fault: Fault) -> BrokerError {
         match fault.error {
@@ -219,11 +238,13 @@ impl RedisBroker {
 
     /// Asked again each time: a failover brings another server.
     async fn server(&self) -> Result<ServerFacts> {
-        let info = self.info("server").await?;
+        let (connection, info) = self.numbered(redis::cmd("INFO").arg("server")).await?;
+        let info = text(info).map_err(|m| m.during("INFO"))?;
         let version = info_field(&info, "redis_version").unwrap_or("0");
         let mut numbers = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
         let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         Ok(ServerFacts {
+            connection,
             run_id: info_field(&info, "run_id").unwrap_or_default().to_owned(),
             has_autoclaim: version >= (6, 2),
         })
@@ -339,9 +360,11 @@ impl RedisBroker {
         // Redis takes 0 for "as long as it takes".
         wait.arg(ack.count).arg(ack.timeout.as_millis().max(1) as u64);
         let turn = turn.lock().await;
-        let replicated = call.run_replicated(link, &wait).await;
+        let replicated = call.run_replicated(link, &wait, was_taken).await;
         drop(turn);
         let (answer, confirmed) = replicated.map_err(|fault| self.name_queue(fault))?;
+        // What was refused was not written: there is nothing that replicas could have, and nothing to repeat.
+        let Some(confirmed) = confirmed else { return Ok(answer) };
         let confirmed = number(confirmed).map_err(|m| m.during("WAIT"))?;
         if confirmed < u64::from(ack.count) {
             return Err(BrokerError::NotReplicated { confirmed, wanted: ack.count.into() });
@@ -501,6 +524,11 @@ enum Hashes {
 }
 
 /// A line of INFO.
+/// Whether an enqueue was taken, by its answer.
+fn was_taken(answer: &Value) -> bool {
+    matches!(answer, Value::Array(parts) if matches!(parts.first(), Some(Value::BulkString(word)) if word == b"ok"))
+}
+
 fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
@@ -734,7 +762,7 @@ impl Broker for RedisBroker {
             _ => "pending",
         };
         let (lane, message) = cursor.0.split_once('\n').unwrap_or(("", "0"));
-        let call = self.call(&SCRIPTS.reclaim).arg(lane).arg(message).arg(server.run_id).arg(with);
+        let call = self.call(&SCRIPTS.reclaim).arg(lane).arg(message).arg(&server.run_id).arg(with);
         let read = |value| -> std::result::Result<Reclaimed, Malformed> {
             let [word, lane, message, requeued, dead] = parts(value)?;
             let (lane, message) = (text(lane)?, text(message)?);
@@ -745,7 +773,7 @@ impl Broker for RedisBroker {
                 held: text(word)? == "held",
             })
         };
-        read(self.run(call).await?).map_err(|m| m.during("reclaim"))
+        read(self.run_on(&server, call).await?).map_err(|m| m.during("reclaim"))
     }
 
     async fn take_back(&self, worker: &WorkerId, reason: RetryReason, words: &str) -> Result<Reclaimed> {
@@ -892,7 +920,7 @@ impl Broker for RedisBroker {
     async fn sweep(&self, cursor: SweepCursor) -> Result<Swept> {
         let server = self.server().await?;
         let from = if cursor.0.is_empty() { "0" } else { &cursor.0 };
-        let call = self.call(&SCRIPTS.sweep).arg(from).arg(SWEEP_PAGE).arg(server.run_id);
+        let call = self.call(&SCRIPTS.sweep).arg(from).arg(SWEEP_PAGE).arg(&server.run_id);
         let read = |value| -> std::result::Result<Swept, Malformed> {
             let [next, checked, repaired, removed, lost, unfinished] = parts(value)?;
             let next = text(next)?;
@@ -911,7 +939,7 @@ impl Broker for RedisBroker {
                 next: (next != "0").then_some(SweepCursor(next)),
             })
         };
-        read(self.run(call).await?).map_err(|m| m.during("sweep"))
+        read(self.run_on(&server, call).await?).map_err(|m| m.during("sweep"))
     }
 
     async fn register(&self, worker: &WorkerInfo) -> Result<Registered> {
@@ -1049,13 +1077,7 @@ impl Broker for RedisBroker {
     async fn outbox(&self, limit: usize) -> Result<Vec<OutboxEntry>> {
         let mut range = redis::cmd("XRANGE");
         range.arg(self.keys.events()).arg("-").arg("+").arg("COUNT").arg(limit);
-        let asked = match self.link.call_numbered(&range).await {
-            Err(fault) if matches!(fault.error, BrokerError::Unreachable { .. }) => {
-                self.link.call_numbered(&range).await
-            }
-            answer => answer,
-        };
-        let (number, entries) = asked.map_err(|fault| self.name_queue(fault))?;
+        let (number, entries) = self.numbered(&range).await?;
         let read = |value| -> std::result::Result<Vec<OutboxEntry>, Malformed> {
             let entries = list(value)?.into_iter().map(reply::outbox_entry);
             entries.map(|entry| Ok(OutboxEntry { read_by: number, ..entry? })).collect()

@@ -10,6 +10,7 @@ use windlass::broker::{
 use windlass::protocol::names::{Capabilities, DeadLetterId};
 use windlass::{State, TaskId};
 
+use windlass::protocol::policy::{Mode, Policy};
 use super::refusal::{Queue, failure, is_refusal, permanent, settle_at, success, task, worker};
 use crate::support::servers::{Flavor, Server, Wait};
 
@@ -159,6 +160,22 @@ async fn a_write_that_no_replica_confirms_is_told_and_can_be_repeated() {
 /// closes: one replica that is down holds up every claim and heartbeat of the process
 #[tokio::test]
 async fn nothing_else_waits_behind_an_enqueue_that_waits_for_replicas() {
+/// closes: a producer that repeats for ever what can never be taken, because a replica is down
+#[tokio::test]
+async fn what_is_refused_is_refused_with_its_reason_though_no_replica_confirms() {
+    let server = Server::start(Flavor::Redis70).await;
+    let replicas = Some(ReplicaAck { count: 1, timeout: Duration::from_millis(100) });
+    let queue = Queue::with_options(&server, RedisOptions { replicas, ..RedisOptions::new(server.url()) }).await;
+    let enqueue = async |task| queue.broker.enqueue(&[task]).await.expect_err("nobody confirms");
+    let too_urgent = windlass::NewTask { priority: Some(255), ..task() };
+    is_refusal(&enqueue(too_urgent).await, INVALID, "priority");
+    assert!(matches!(enqueue(task()).await, BrokerError::NotReplicated { .. }), "it was taken");
+    queue.set(|policy| policy.limits.outbox_entries = 1).await;
+    assert!(matches!(enqueue(task()).await, BrokerError::OutboxFull(_)));
+    queue.set(|policy| policy.mode = Mode::Closed).await;
+    assert!(matches!(enqueue(task()).await, BrokerError::Closed(_)));
+}
+
     let server = Server::start(Flavor::Redis70).await;
     let replicas = Some(ReplicaAck { count: 1, timeout: Duration::from_secs(600) });
     let queue = Queue::with_options(&server, RedisOptions { replicas, ..RedisOptions::new(server.url()) }).await;

@@ -416,12 +416,21 @@ impl Link {
         pipeline.query_async(&mut connection).await.map_err(|error| self.judge(number, &error))
     }
 
-    /// Sends a command and, if that went well, another on the very same connection.
-    pub(super) async fn call_in_turn(&self, first: &Cmd, second: &Cmd) -> std::result::Result<(Value, Value), Fault> {
+    /// Sends a command and, if its answer makes it due, another on the very same connection.
+    pub(super) async fn call_in_turn(
+        &self,
+        first: &Cmd,
+        second: &Cmd,
+        is_due: fn(&Value) -> bool,
+    ) -> std::result::Result<(Value, Option<Value>), Fault> {
         let Current { number, mut connection } = self.connection().await?;
         let judge = |error| self.judge(number, &error);
         let answer = first.query_async(&mut connection).await.map_err(judge)?;
-        Ok((answer, second.query_async(&mut connection).await.map_err(judge)?))
+        if !is_due(&answer) {
+            return Ok((answer, None));
+        }
+        let second = second.query_async(&mut connection).await.map_err(judge)?;
+        Ok((answer, Some(second)))
     }
 
     /// What an error of a connection means; one that is of no more use is dropped.

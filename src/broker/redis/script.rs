@@ -172,16 +172,32 @@ impl Call<'_> {
         link.call(&self.command).await
     }
 
-    /// Runs it, and then asks on the same connection how many replicas have it. Not in one breath: a server without the
-    /// script would wait for replicas before it says so.
-    pub(super) async fn run_replicated(&self, link: &Link, wait: &Cmd) -> Result<(Value, Value), Fault> {
+    /// Runs it over that connection or not at all.
+    pub(super) async fn run_over(&self, link: &Link, number: u64) -> Result<Value, Fault> {
         for _ in 0..MOST_LOADS {
-            match link.call_in_turn(&self.command, wait).await {
+            match link.call_over(number, &self.command).await {
                 Err(fault) if fault.no_script => self.load(link).await?,
                 answer => return answer,
             }
         }
-        link.call_in_turn(&self.command, wait).await
+        link.call_over(number, &self.command).await
+    }
+
+    /// Runs it, and then, if that answer asks for it, asks on the same connection how many replicas have it. Not in
+    /// one breath: a server without the script would wait for replicas before it says so.
+    pub(super) async fn run_replicated(
+        &self,
+        link: &Link,
+        wait: &Cmd,
+        is_due: fn(&Value) -> bool,
+    ) -> Result<(Value, Option<Value>), Fault> {
+        for _ in 0..MOST_LOADS {
+            match link.call_in_turn(&self.command, wait, is_due).await {
+                Err(fault) if fault.no_script => self.load(link).await?,
+                answer => return answer,
+            }
+        }
+        link.call_in_turn(&self.command, wait, is_due).await
     }
 
     async fn load(&self, link: &Link) -> Result<(), Fault> {
