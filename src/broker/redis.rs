@@ -410,14 +410,15 @@ impl RedisBroker {
 
     /// Takes all tasks from a worker, in bounded steps.
     async fn evict(&self, worker: &WorkerId, reason: RetryReason, counts: &str, words: &str) -> Result<Reclaimed> {
-        let mut all = Reclaimed::default();
+        let (mut all, mut from) = (Reclaimed::default(), "0".to_owned());
         loop {
             let call = self.call(&SCRIPTS.evict).arg(worker.as_str()).arg(reason.as_str());
-            let call = call.arg(counts).arg(sentences::cut_words(words));
-            let [requeued, dead, more] = parts(self.run(call).await?).map_err(|m| m.during("evict"))?;
+            let call = call.arg(counts).arg(sentences::cut_words(words)).arg(&from);
+            let [requeued, dead, rest] = parts(self.run(call).await?).map_err(|m| m.during("evict"))?;
             all.requeued.extend(task_ids(requeued).map_err(|m| m.during("evict"))?);
             all.dead.extend(task_ids(dead).map_err(|m| m.during("evict"))?);
-            if number(more).map_err(|m| m.during("evict"))? == 0 {
+            from = text(rest).map_err(|m| m.during("evict"))?;
+            if from.is_empty() {
                 return Ok(all);
             }
         }
@@ -523,12 +524,12 @@ enum Hashes {
     Send,
 }
 
-/// A line of INFO.
 /// Whether an enqueue was taken, by its answer.
 fn was_taken(answer: &Value) -> bool {
     matches!(answer, Value::Array(parts) if matches!(parts.first(), Some(Value::BulkString(word)) if word == b"ok"))
 }
 
+/// A line of INFO.
 fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
@@ -950,18 +951,19 @@ impl Broker for RedisBroker {
             (None, _) => String::new(),
         };
         let told = serde_json::to_string(worker).expect("invariant: a worker's facts have a JSON form");
-        let mut all = Registered::default();
+        let (mut all, mut before, mut from) = (Registered::default(), String::new(), "0".to_owned());
         loop {
             let call = self.call(&SCRIPTS.register).arg(worker.id.as_str()).arg(&place).arg(&told);
-            let call = call.arg(capabilities.class()).arg(capabilities.joined());
-            let read = |value| -> std::result::Result<(String, Vec<TaskId>, u64), Malformed> {
-                let [before, requeued, more] = parts(value)?;
-                Ok((text(before)?, task_ids(requeued)?, number(more)?))
+            let call = call.arg(capabilities.class()).arg(capabilities.joined()).arg(&before).arg(&from);
+            let read = |value| -> std::result::Result<(String, Vec<TaskId>, String), Malformed> {
+                let [before, requeued, rest] = parts(value)?;
+                Ok((text(before)?, task_ids(requeued)?, text(rest)?))
             };
-            let (before, requeued, more) = read(self.run(call).await?).map_err(|m| m.during("register"))?;
-            all.superseded = WorkerId::new(before).ok();
+            let requeued;
+            (before, requeued, from) = read(self.run(call).await?).map_err(|m| m.during("register"))?;
+            all.superseded = WorkerId::new(before.clone()).ok();
             all.requeued.extend(requeued);
-            if more == 0 {
+            if from.is_empty() {
                 return Ok(all);
             }
         }

@@ -24,6 +24,9 @@ const FENCED_FOR_MS: u64 = 3_600_000;
 const LOST_AT_ONCE: usize = 5;
 const SWEEP_AT_ONCE: usize = 20;
 
+/// After so many lanes, counted once for each lost worker, the next sweep goes on.
+const LANES_AT_ONCE: usize = 100;
+
 /// What an eviction did.
 #[derive(Default)]
 pub(super) struct Evicted {
@@ -216,8 +219,15 @@ impl Step<'_> {
     pub(super) fn sweep(mut self) -> Swept {
         let checked = self.queue.live.len();
         let (mut lost, mut budget, mut unfinished) = (Vec::new(), SWEEP_AT_ONCE, false);
+        let walks = self.policy.reclaim.on.contains(&ReclaimCause::WorkerLost);
+        let mut looked_at = 0;
         let silent = self.now.checked_sub(self.policy.reclaim.worker_lost_after.as_millis() as u64);
         for worker in silent.map(|since| self.queue.heartbeats.due(since, LOST_AT_ONCE)).unwrap_or_default() {
+            if looked_at >= LANES_AT_ONCE {
+                unfinished = true;
+                break;
+            }
+            looked_at += if walks { self.queue.lanes.len() } else { 0 };
             let evicted = self.evict_some(&worker, Lost::crash(RetryReason::WorkerLost), budget);
             budget -= evicted.requeued.len() + evicted.dead.len();
             if evicted.more {

@@ -1,15 +1,18 @@
 -- Checks that live tasks are where their state says, puts back what is not, and
 -- then clears the lanes.
 --
--- ARGV[3] cursor: of the walk through live tasks or, after an L, of that through lanes
+-- ARGV[3] cursor: of the walk through live tasks or, after an L, of that through lanes; then, where a silent worker's
+--   lanes were not all seen, where to go on, its last heartbeat, and its name
 -- ARGV[4] how many tasks at a time
 -- ARGV[5] the server's run id
 -- RETURNS {next cursor, checked, {id, what was wrong, …}, consumers removed, {lost workers},
 --   1 if a silent worker still has tasks}
 local LANES = 10 -- at a time
 call('DEL', P .. 'none') -- the first write, allowed when memory is full
-local lanes_from = string.match(ARGV[3], '^L(%d+)$')
-local page = lanes_from and { '0', {} } or call('HSCAN', LIVE, ARGV[3], 'COUNT', ARGV[4])
+local walk, silent_from, silent_beat, silent_worker = string.match(ARGV[3], '^(%S+) (%d+) (%S+) (.+)$')
+walk = walk or ARGV[3]
+local lanes_from = string.match(walk, '^L(%d+)$')
+local page = lanes_from and { '0', {} } or call('HSCAN', LIVE, walk, 'COUNT', ARGV[4])
 local repaired, read_up_to = {}, {}
 
 local function wrong(id, what)
@@ -93,19 +96,27 @@ for i = 1, #page[2], 2 do
 end
 
 -- Workers that have been silent for too long.
-local lost, unfinished = {}, 0
+local lost, unfinished, rest = {}, 0, ''
 local clock_is_new, since = clock_of(ARGV[5])
 if not clock_is_new then
   local silent = now - tonumber(call('HGET', KEYS[1], 'worker_lost'))
-  local budget, rows = 20, call('ZRANGEBYSCORE', P .. 'heartbeats', '-inf', silent, 'WITHSCORES', 'LIMIT', 0, 5)
+  local budget, lanes = 20, LANES_AT_ONCE
+  local rows = call('ZRANGEBYSCORE', P .. 'heartbeats', '-inf', silent, 'WITHSCORES', 'LIMIT', 0, 5)
   for i = 1, #rows, 2 do
-    local worker = rows[i]
-    -- Who was last heard by the server before need not have crashed: nobody could be heard.
-    local crash = tonumber(rows[i + 1]) >= since
-    local requeued, dead, more = evict(worker, 'worker_lost', crash, budget)
-    budget = budget - #requeued - #dead
-    if more then
+    if lanes <= 0 then
       unfinished = 1
+      break
+    end
+    local worker, beat = rows[i], rows[i + 1]
+    -- Who was last heard by the server before need not have crashed: nobody could be heard.
+    local crash = tonumber(beat) >= since
+    -- One that was heard meanwhile may have claimed in lanes that were seen.
+    local from = worker == silent_worker and beat == silent_beat and silent_from or '0'
+    local requeued, dead, left, seen = evict(worker, 'worker_lost', crash, budget, '', from)
+    budget, lanes = budget - #requeued - #dead, lanes - seen
+    if left then
+      unfinished = 1
+      rest = rest == '' and ' ' .. left .. ' ' .. beat .. ' ' .. worker or rest
     else
       forget(worker)
       lost[#lost + 1] = worker
@@ -160,4 +171,4 @@ if cursor == '0' then
 end
 flush_moves()
 ring()
-return { cursor, #page[2] / 2, repaired, removed, lost, unfinished }
+return { cursor .. rest, #page[2] / 2, repaired, removed, lost, unfinished }

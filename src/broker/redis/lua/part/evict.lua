@@ -1,24 +1,30 @@
 -- Which sign of a worker's end the policy must accept before its tasks are taken.
 local SIGNS = { pod_gone = 'PodGone', pod_force_deleted = 'PodGone', superseded = 'PodGone', worker_lost = 'WorkerLost' }
 
--- Takes all tasks back from one worker; returns the ids that run again, those
--- that died, and whether there may be more. It looks at up to `limit` entries, and
--- none that it has looked at stays pending for that worker: nothing is hidden behind
--- what is no lease. `words` say more of its end.
-local function evict(worker, reason, crash, limit, words)
+-- How many lanes, about, a call looks at: there may be thousands, and each costs a command or two.
+local LANES_AT_ONCE = 100
+
+-- Takes tasks back from one worker, a page of lanes at a time, and takes it out of the groups in which it holds
+-- nothing; returns the ids that run again, those that died, where to go on (nil when all lanes were seen), and how
+-- many lanes it looked at. It looks at up to `limit` entries, and none that it has looked at stays pending for that
+-- worker: nothing is hidden behind what is no lease. `words` say more of its end; `from` is '0' at first.
+-- Each step is whole in itself, and the worker is in the registry until the last one: whoever comes later, a sweep
+-- at the latest, begins anew with what is left.
+local function evict(worker, reason, crash, limit, words, from)
   local requeued, dead = {}, {}
   if SIGNS[reason] and not string.find(call('HGET', KEYS[1], 'reclaim_on'), SIGNS[reason], 1, true) then
-    return requeued, dead, false -- the visibility timeout brings them back
+    return requeued, dead, nil, 0 -- the visibility timeout brings them back
   end
-  local lanes, seen = call('SMEMBERS', P .. 'lanes'), 0
+  local page, seen = call('SSCAN', P .. 'lanes', from, 'COUNT', LANES_AT_ONCE), 0
+  local lanes = page[2]
   table.sort(lanes)
-  for _, lane in ipairs(lanes) do
+  for number, lane in ipairs(lanes) do
     local key = P .. 'lane:' .. lane
     local pending = redis.pcall('XPENDING', key, group, '-', '+', limit + 1, worker)
     if not pending.err then
       for _, row in ipairs(pending) do
         if seen == limit then
-          return requeued, dead, true
+          return requeued, dead, from, number
         end
         seen = seen + 1
         local entry = call('XRANGE', key, row[1], row[1])[1]
@@ -37,9 +43,11 @@ local function evict(worker, reason, crash, limit, words)
           requeued[#requeued + 1] = id
         end
       end
+      -- All that was pending for it is not any more: otherwise the limit would have been reached.
+      redis.pcall('XGROUP', 'DELCONSUMER', key, group, worker)
     end
   end
-  return requeued, dead, false
+  return requeued, dead, page[1] ~= '0' and page[1] or nil, #lanes
 end
 
 -- Keeps a worker from new tasks, should it go on running: for an hour, in which its process ends.
@@ -50,7 +58,7 @@ local function fence(worker)
   call('PEXPIRE', P .. 'fenced', limit)
 end
 
--- Out of the registry, and out of every group in which it holds nothing.
+-- Out of the registry. Where it is still a consumer (its tasks were not to be taken), a sweep removes it.
 local function forget(worker)
   local words = call('HGET', P .. 'workers', worker)
   call('ZREM', P .. 'heartbeats', worker)
@@ -59,13 +67,6 @@ local function forget(worker)
     local place = cmsgpack.unpack(words)[1]
     if place ~= '' and call('HGET', P .. 'places', place) == worker then
       call('HDEL', P .. 'places', place)
-    end
-  end
-  for _, lane in ipairs(call('SMEMBERS', P .. 'lanes')) do
-    local key = P .. 'lane:' .. lane
-    local pending = redis.pcall('XPENDING', key, group, '-', '+', 1, worker)
-    if not pending.err and #pending == 0 then
-      redis.pcall('XGROUP', 'DELCONSUMER', key, group, worker)
     end
   end
 end
