@@ -305,7 +305,8 @@ async fn workers_and_redis_are_killed_and_each_task_ends_once_with_its_effect() 
     }
 
     let accepted: Vec<TaskId> = tasks.keys().cloned().collect();
-    let account = Account { cuts: 0, deaths: kills as u64, refusals: 0, events: Vec::new(), accepted };
+    let account =
+        Account { cuts: 0, deaths: kills as u64, refusals: 0, events: Vec::new(), accepted, ends: Vec::new() };
     ground.check(&account).await;
     let events = ground.events().await;
     let effects = check_effects(&setting.ledger, &tasks, &events);

@@ -5,8 +5,8 @@
 //! hour: whatever waits for it makes the test fail.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -18,7 +18,7 @@ use windlass::broker::{
     Settlement, SweepCursor,
 };
 use windlass::protocol::backoff::{Backoff, Dice, Jitter, Strategy};
-use windlass::protocol::names::{Capabilities, TaskId, TaskType, WorkerId};
+use windlass::protocol::names::{Capabilities, Epoch, TaskId, TaskType, WorkerId};
 use windlass::protocol::policy::Policy;
 use windlass::protocol::state::{RetryReason, State};
 use windlass::protocol::task::{NewTask, NotBefore};
@@ -73,6 +73,15 @@ struct Shared {
     cuts: AtomicU64,
     deaths: AtomicU64,
     refusals: AtomicU64,
+    ends: Mutex<Vec<End>>,
+}
+
+/// An end of a task that a worker was told is written: nothing may lose it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    task: TaskId,
+    epoch: Epoch,
+    state: State,
 }
 
 /// What was seen while the load ran.
@@ -87,6 +96,8 @@ pub struct Account {
     pub events: Vec<Event>,
     /// The ids that producers were told are accepted.
     pub accepted: Vec<TaskId>,
+    /// The ends that workers were told are written.
+    pub ends: Vec<End>,
 }
 
 impl Load {
@@ -105,6 +116,7 @@ impl Load {
             cuts: AtomicU64::new(0),
             deaths: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
+            ends: Mutex::default(),
         });
         let harm = async {
             harm.await;
@@ -133,7 +145,8 @@ impl Load {
         let events = leader.await.expect("the leader does not panic");
         let number = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
         let (cuts, deaths, refusals) = (number(&shared.cuts), number(&shared.deaths), number(&shared.refusals));
-        Account { cuts, deaths, refusals, events, accepted }
+        let ends = std::mem::take(&mut *shared.ends.lock().expect("nobody panics while it is held"));
+        Account { cuts, deaths, refusals, events, accepted, ends }
     }
 }
 
@@ -171,6 +184,21 @@ impl Shared {
             self.cuts.fetch_add(1, Ordering::Relaxed);
         }
         answer
+    }
+}
+
+impl Shared {
+    /// Keeps what became final, as far as the answer came.
+    fn keep_ends(&self, settlements: &[Settlement], answers: &[Settled]) {
+        let mut ends = self.ends.lock().expect("nobody panics while it is held");
+        for (Settlement { lease, .. }, answer) in settlements.iter().zip(answers) {
+            let state = match answer {
+                Settled::Succeeded => State::Succeeded,
+                Settled::Dead => State::Failed,
+                _ => continue,
+            };
+            ends.push(End { task: lease.task.clone(), epoch: lease.epoch, state });
+        }
     }
 }
 
@@ -271,6 +299,7 @@ async fn live(shared: &Shared, session: &mut Session) -> Life {
             match shared.maybe_cut(session.settle(&settlements, limit)).await {
                 Some(Ok(reply)) => {
                     check_answers(&settlements, &reply.settled);
+                    shared.keep_ends(&settlements, &reply.settled);
                     held.clear();
                     Some(reply.next)
                 }
@@ -358,8 +387,14 @@ impl Account {
         self.check_events();
     }
 
-    /// Checks that each accepted task is final once, and nothing is left behind.
+    /// Checks that each accepted task is final once, that it ended as a worker was told, and nothing is left behind.
     pub async fn check_nothing_lost(&self, broker: &RedisBroker) {
+        self.check_accepted(broker).await;
+        self.check_ends(broker).await;
+    }
+
+    /// Checks that each accepted task is final once, and nothing is left behind, whatever workers were told.
+    pub async fn check_accepted(&self, broker: &RedisBroker) {
         self.check_results(broker).await;
         let counts = broker.counts().await.expect("the queue answers");
         let left = counts.backlog + counts.running + counts.delayed + counts.retrying + counts.dlq_pending;
@@ -372,18 +407,23 @@ impl Account {
         }
     }
 
+    /// What workers were told is written is there, of the very attempt, and was told once.
+    async fn check_ends(&self, broker: &RedisBroker) {
+        let results: HashMap<TaskId, End> =
+            all_results(broker).await.into_iter().map(|end| (end.task.clone(), end)).collect();
+        let other: Vec<_> =
+            self.ends.iter().map(|end| (end, results.get(&end.task))).filter(|(end, is)| Some(*end) != *is).collect();
+        assert!(other.is_empty(), "{} ends that were told and are not so: {:?}", other.len(), other.first());
+        let mut told = HashSet::new();
+        let twice: Vec<_> = self.ends.iter().filter(|end| !told.insert(&end.task)).take(5).collect();
+        assert!(twice.is_empty(), "told to have ended more than once: {twice:?}");
+    }
+
     /// Exactly one result for each accepted task, and none for any other.
     async fn check_results(&self, broker: &RedisBroker) {
         let mut results: HashMap<TaskId, u32> = HashMap::new();
-        for state in [State::Succeeded, State::Failed, State::Cancelled] {
-            let mut cursor = Some(ListCursor::default());
-            while let Some(from) = cursor {
-                let page = broker.list(state, from, 1000).await.expect("results can be listed");
-                for view in page.items {
-                    *results.entry(view.id).or_default() += 1;
-                }
-                cursor = page.next;
-            }
+        for end in all_results(broker).await {
+            *results.entry(end.task).or_default() += 1;
         }
         let lost: Vec<_> = self.accepted.iter().filter(|id| !results.contains_key(id)).take(5).collect();
         assert!(lost.is_empty(), "accepted and lost: {lost:?}");
@@ -410,4 +450,18 @@ impl Account {
         assert!(open.is_empty(), "events end in the middle: {open:?}");
         assert_eq!(walks.len(), self.accepted.len(), "each accepted task has its events");
     }
+}
+
+/// How every task ended, as its result says.
+async fn all_results(broker: &RedisBroker) -> Vec<End> {
+    let mut all = Vec::new();
+    for state in [State::Succeeded, State::Failed, State::Cancelled] {
+        let mut cursor = Some(ListCursor::default());
+        while let Some(from) = cursor {
+            let page = broker.list(state, from, 1000).await.expect("results can be listed");
+            all.extend(page.items.into_iter().map(|view| End { task: view.id, epoch: view.epoch, state: view.state }));
+            cursor = page.next;
+        }
+    }
+    all
 }
