@@ -16,6 +16,7 @@ use std::time::Duration;
 use serde_json::json;
 use support::ground::{Ground, example, tasks_that};
 use support::load::{Account, hasty_policy};
+use support::servers::process::spawn_tied;
 use support::servers::{Flavor, Server};
 use tokio::time::{Instant, sleep};
 use windlass::broker::Broker;
@@ -110,11 +111,10 @@ impl Setting {
         let uid = pod(number);
         command
             .envs([("WINDLASS_POD_NAME", uid.as_str()), ("WINDLASS_POD_UID", &uid), ("WINDLASS_CONTAINER", "worker")])
-            .env("WINDLASS_LOG", "error")
-            .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the worker starts")
+            .env("WINDLASS_LOG", "error");
+        spawn_tied(&command, |tied| {
+            tied.stdin(Stdio::null()).stderr(Stdio::null());
+        })
     }
 
     fn windlass_worker(&self, kind: Kind, handler: &[String]) -> Command {

@@ -12,18 +12,22 @@ use windlass::protocol::keys::Keys;
 use windlass::protocol::names::TaskId;
 use windlass::{NewTask, State, TaskType, TaskView};
 
+use crate::support::servers::process::spawn_tied;
 use crate::support::servers::{Flavor, LIMIT, Wait};
 
 /// A folder with manifests, handlers and the data of a `windlass dev`.
 pub(super) struct Ground {
     folder: tempfile::TempDir,
     pub(super) arguments: Vec<String>,
+    /// What the shell that it is started from has in its environment besides.
+    pub(super) environment: Vec<(&'static str, &'static str)>,
 }
 
 impl Ground {
     /// A folder with this manifest.
     pub(super) fn new(manifest: &str) -> Self {
-        let ground = Self { folder: tempfile::tempdir().expect("a folder"), arguments: Vec::new() };
+        let folder = tempfile::tempdir().expect("a folder");
+        let ground = Self { folder, arguments: Vec::new(), environment: Vec::new() };
         ground.write("manifest.yaml", manifest);
         ground
     }
@@ -54,8 +58,11 @@ impl Ground {
         let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
         command.args(["dev", "-f"]).arg(self.path("manifest.yaml")).arg("--data-dir").arg(self.path("data"));
         command.args(&self.arguments).env("WINDLASS_REDIS_SERVER", Flavor::Redis70.binary());
+        command.envs(self.environment.iter().copied());
         let errors = output.try_clone().expect("a second handle");
-        let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn().expect("windlass dev starts");
+        let child = spawn_tied(&command, |tied| {
+            tied.stdin(Stdio::null()).stdout(output).stderr(errors);
+        });
         Dev { ground: self, child: Some(child) }
     }
 

@@ -19,6 +19,7 @@ use windlass::{State, TaskId};
 
 use super::load::{Account, LedBy, Load};
 use super::servers::Server;
+use super::servers::process::spawn_tied;
 use super::{fresh_queue, owner};
 use windlass::broker::Broker;
 
@@ -77,7 +78,7 @@ impl Ground {
 
     pub fn lead_apart_by(&self, mut command: Command) -> Leader {
         command.args([&self.redis_url, &self.name.to_string(), &self.log_url]);
-        Leader::start(command.stdin(Stdio::null()))
+        Leader::start(&mut command)
     }
 
     /// Checks tasks, events and dead letters after a load that ended.
@@ -135,7 +136,9 @@ pub struct Leader(Child);
 impl Leader {
     /// In a group of its own: what wraps a leader may start it as a child.
     pub fn start(command: &mut Command) -> Self {
-        Self(command.process_group(0).spawn().expect("the leader starts"))
+        Self(spawn_tied(command, |tied| {
+            tied.stdin(Stdio::null()).process_group(0);
+        }))
     }
 
     pub fn kill9(&mut self) {

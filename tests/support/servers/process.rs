@@ -21,12 +21,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Once, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
+
+use rustix::process::geteuid;
 
 /// The ports to choose from. Below the ephemeral range (from 32768 on Linux), so that no outgoing
 /// connection takes one by chance, and so are their [`bus_port`]s.
@@ -104,9 +105,10 @@ impl Drop for Berth {
     }
 }
 
-/// The directory with one directory and one lock file per port, shared by all test processes.
+/// The directory with one directory and one lock file per port, shared by all test processes of this user; another one
+/// could neither lock these files nor remove what lies there.
 fn root() -> PathBuf {
-    std::env::temp_dir().join("windlass-test-servers")
+    std::env::temp_dir().join(format!("windlass-test-servers-{}", geteuid().as_raw()))
 }
 
 /// Takes the lock of `port`, or fails at once if it is held.
@@ -177,6 +179,61 @@ pub(crate) enum Told {
 
 /// Starts a program as [`spawn_as`] does, and says how it hears of the end of this process.
 pub(crate) fn spawn_told(told: Told, user: Option<&User>, binary: &Path, args: &[String], output: &Path) -> Child {
+    let mut command = Command::new(binary);
+    command.args(args);
+    let log =
+        OpenOptions::new().create(true).append(true).open(output).expect("the file for the server's output must open");
+    let log_too = log.try_clone().expect("the output file must be clonable");
+    let mut command = tied(told, user, &command);
+    command.stdin(Stdio::null()).stdout(log).stderr(log_too);
+    start(command)
+}
+
+/// Starts a command such that it is killed when this process dies. Where it reads and writes, and its group, are for
+/// `set_up` to say: a command cannot be asked for those.
+///
+/// # Panics
+///
+/// If the program cannot be started at all.
+pub(crate) fn spawn_tied(command: &Command, set_up: impl FnOnce(&mut Command)) -> Child {
+    let mut command = tied(Told::Nothing, None, command);
+    set_up(&mut command);
+    start(command)
+}
+
+/// A command that runs this one such that it hears of the end of the thread that starts it. Of what was set, it takes
+/// the arguments, the environment and the folder.
+fn tied(told: Told, user: Option<&User>, command: &Command) -> Command {
+    let program = Path::new(command.get_program());
+    let mut tied = if has_pdeathsig() {
+        // If this process dies before `setpriv` has asked for the signal, the signal never comes;
+        // the shell, which runs after that, then sees a foreign parent and gives up. Both replace
+        // themselves by the next program, so that the process id stays.
+        let mut tied = Command::new("setpriv");
+        tied.args(user.into_iter().flat_map(User::setpriv))
+            .args(["--pdeathsig", if told == Told::ToEnd { "TERM" } else { "KILL" }, "--", "sh", "-c"])
+            .arg(r#"test "$PPID" = "$0" && exec "$@""#)
+            .arg(std::process::id().to_string())
+            .arg(program);
+        tied
+    } else {
+        user.map_or_else(|| Command::new(program), |user| user.command(program))
+    };
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => tied.env(name, value),
+            None => tied.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        tied.current_dir(folder);
+    }
+    tied.args(command.get_args());
+    tied
+}
+
+/// Starts a command by the thread that ends with this process.
+fn start(command: Command) -> Child {
     type Job = (Command, mpsc::Sender<io::Result<Child>>);
     static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
@@ -196,33 +253,13 @@ pub(crate) fn spawn_told(told: Told, user: Option<&User>, binary: &Path, args: &
             .expect("the thread that starts the servers must start");
         sender
     });
-
-    let mut command = if has_pdeathsig() {
-        // If this process dies before `setpriv` has asked for the signal, the signal never comes;
-        // the shell, which runs after that, then sees a foreign parent and gives up. Both replace
-        // themselves by the next program, so that the process id stays.
-        let mut command = Command::new("setpriv");
-        command
-            .args(user.into_iter().flat_map(User::setpriv))
-            .args(["--pdeathsig", if told == Told::ToEnd { "TERM" } else { "KILL" }, "--", "sh", "-c"])
-            .arg(r#"test "$PPID" = "$0" && exec "$@""#)
-            .arg(std::process::id().to_string())
-            .arg(binary);
-        command
-    } else {
-        user.map_or_else(|| Command::new(binary), |user| user.command(binary))
-    };
-    let log =
-        OpenOptions::new().create(true).append(true).open(output).expect("the file for the server's output must open");
-    let log_too = log.try_clone().expect("the output file must be clonable");
-    command.args(args).stdin(Stdio::null()).stdout(log).stderr(log_too);
-
+    let program = command.get_program().to_owned();
     let (reply, child) = mpsc::channel();
     spawner.send((command, reply)).expect("the thread that starts the servers must live");
     child
         .recv()
         .expect("the thread that starts the servers must answer")
-        .unwrap_or_else(|error| panic!("{} cannot be started: {error}", binary.display()))
+        .unwrap_or_else(|error| panic!("{} cannot be started: {error}", program.display()))
 }
 
 /// Somebody else whom a server runs as.
@@ -231,7 +268,7 @@ pub(crate) struct User(&'static str);
 
 /// An unprivileged user if this process is root's, for servers that refuse to run as root.
 pub(super) fn other_user_if_root() -> Option<User> {
-    let is_root = fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0);
+    let is_root = geteuid().is_root();
     let is_there = |name: &&str| Command::new("id").arg(name).output().is_ok_and(|id| id.status.success());
     is_root.then(|| User(["postgres", "nobody"].into_iter().find(is_there).expect("some user besides root must exist")))
 }
