@@ -31,6 +31,11 @@ const POLL: Duration = Duration::from_millis(100);
 /// The longest line that is passed on whole.
 const LONGEST_LINE: usize = 8192;
 
+/// What says how a Redis is reached, besides its URL. A shell's is about some other Redis, never about the one whose
+/// URL we give.
+const OF_ANOTHER_REDIS: [&str; 4] =
+    ["WINDLASS_REDIS_TOPOLOGY", "WINDLASS_REDIS_MASTER", "WINDLASS_REDIS_CA", "WINDLASS_REDIS_CA_FILE"];
+
 /// Which processes are asked to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ask {
@@ -246,7 +251,11 @@ impl Household {
         if recipe.ask == Ask::Group {
             command.arg("--group");
         }
-        command.arg("--").args(&recipe.command).envs(&recipe.environment).current_dir(&recipe.folder);
+        command.arg("--").args(&recipe.command).current_dir(&recipe.folder);
+        for name in OF_ANOTHER_REDIS {
+            command.env_remove(name);
+        }
+        command.envs(&recipe.environment);
         // A group of its own: Ctrl-C in the terminal is for us to pass on, in the right order.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;

@@ -36,6 +36,24 @@ async fn a_task_is_done_by_a_worker_process_from_the_manifests_folder() {
     dev.stop().await;
 }
 
+/// They would look for a Sentinel, or for an authority that signs nothing here.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_shell_says_of_another_redis_is_not_passed_on_to_workers() {
+    let mut ground = Ground::new(&manifest("[sh, handle.sh]"));
+    ground.write("handle.sh", "echo 1\n");
+    ground.environment = vec![
+        ("WINDLASS_REDIS_TOPOLOGY", "sentinel"),
+        ("WINDLASS_REDIS_MASTER", "other"),
+        ("WINDLASS_REDIS_CA", "none"),
+        ("WINDLASS_REDIS_CA_FILE", "/nowhere.pem"),
+    ];
+    let dev = ground.start().await;
+    let queue = ground.queue("q");
+    let id = queue.enqueue("greet", json!({})).await;
+    queue.reaches(&id, State::Succeeded).await;
+    dev.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_worker_is_started_again_and_its_task_done_at_once() {
     let ground = Ground::new(&manifest("[sh, handle.sh]"));
