@@ -35,8 +35,15 @@ async fn without_a_terminal_there_is_a_line_now_and_then_and_nothing_that_draws(
     assert_eq!(ran.code, 0, "{ran:?}");
     assert!(ran.stderr.contains(" of 8 dead letters replayed after "), "{ran:?}");
     assert!(!format!("{}{}", ran.stdout, ran.stderr).contains(['\x1b', '\r']), "{ran:?}");
-    let quick = ground.run(&["task", "enqueue", "--type", "send", "--payload", "{}", "-n", "100"]).await;
-    assert_eq!((quick.code, quick.stderr.as_str()), (0, ""), "what is done at once needs no line");
+    // On a busy machine even that may take as long as a line.
+    for attempt in 1.. {
+        let quick = ground.run(&["task", "enqueue", "--type", "send", "--payload", "{}", "-n", "100"]).await;
+        assert_eq!(quick.code, 0, "{quick:?}");
+        if quick.stderr.is_empty() {
+            break;
+        }
+        assert!(attempt < 3, "what is done at once needs no line: {quick:?}");
+    }
 }
 
 #[tokio::test]

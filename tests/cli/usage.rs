@@ -103,12 +103,18 @@ async fn without_redis_every_command_fails_in_time_with_status_1() {
         &["queue", "watch"],
         &["dlq", "list", "-q", "q"],
     ] {
-        let began = Instant::now();
-        let ran = run(&[command, &["--redis-url", &url]].concat()).await;
-        ran.refused(1, &["was not reached", "check that it runs"]);
-        assert!(!format!("{ran:?}").contains("hunter2"), "{ran:?}");
-        // Generous: the promise is 5 s, and this machine may be busy.
-        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+        // The promise is 5 s; then there is a process to start and to end, and others may keep this machine busy.
+        for attempt in 1.. {
+            let began = Instant::now();
+            let ran = run(&[command, &["--redis-url", &url]].concat()).await;
+            let took = began.elapsed();
+            ran.refused(1, &["was not reached", "check that it runs"]);
+            assert!(!format!("{ran:?}").contains("hunter2"), "{ran:?}");
+            if took < Duration::from_secs(5 + 2) {
+                break;
+            }
+            assert!(attempt < 3, "{command:?} took {took:?}, and no less before");
+        }
     }
 }
 

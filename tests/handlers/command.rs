@@ -11,6 +11,7 @@ use windlass::protocol::state::RetryReason;
 use windlass::{NewTask, State, TaskId};
 
 use super::ground::{Ground, gone, kind, lines, task};
+use crate::support::servers::process::spawn_tied;
 use crate::support::servers::{Flavor, Server, Wait};
 
 /// The binary, with nothing of this process's own settings.
@@ -32,10 +33,12 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub(super) fn start(mut command: Command, place: &Path) -> Self {
+    pub(super) fn start(command: Command, place: &Path) -> Self {
         let log = place.join("worker.log");
         let file = File::create(&log).expect("a file for its log");
-        let child = command.stdout(Stdio::null()).stderr(file).spawn().expect("the binary starts");
+        let child = spawn_tied(&command, |tied| {
+            tied.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        });
         Self { child, log }
     }
 
@@ -342,6 +345,22 @@ async fn a_worker_says_where_it_runs_and_what_it_can_do() {
     assert_eq!(ground.view(&other).await.state, State::Queued, "not its type");
     worker.signal("TERM");
     assert_eq!(worker.ended().await.code(), Some(0));
+}
+
+/// Closes: the worker's credentials in the environment of whatever it runs.
+#[tokio::test]
+async fn a_program_gets_no_credentials_of_the_worker_and_nothing_of_other_tasks() {
+    let (ground, place) = (Ground::new().await, tempfile::tempdir().expect("a directory"));
+    let mut command = windlass();
+    command.env("WINDLASS_REDIS_URL", &ground.url).env("WINDLASS_QUEUE", ground.queue.to_string());
+    command.env("WINDLASS_EVENT_LOG_URL", "postgres://me:hunter2@db/log").env("WINDLASS_TENANT_ID", "acme");
+    command.env("EXTRA", "x");
+    let script = "env | grep -e REDIS_URL -e EVENT_LOG_URL -e hunter2 -e WINDLASS_TENANT_ID -e ^EXTRA=";
+    command.args(["worker", "--exec", "--", "sh", "-c", script]);
+    let _worker = Process::start(command, place.path());
+    let id = enqueue_some(&ground, 1).await.remove(0);
+    let view = ground.until(&id, State::Succeeded).await;
+    assert_eq!(view.result.expect("what it found").as_str(), "\"EXTRA=x\"", "what else it was started with is there");
 }
 
 /// What a handler writes is seen, whether its task succeeds or not.

@@ -143,15 +143,6 @@ json.dump({"task": json.load(sys.stdin), "env": told}, sys.stdout)'"#;
     }
 }
 
-/// Closes: the worker's credentials in the environment of whatever it runs.
-#[tokio::test]
-async fn a_handler_gets_no_credentials_of_the_worker_and_nothing_of_other_tasks() {
-    let mut options = ExecOptions::new(["sh", "-c", "env | grep -c -e REDIS_URL -e WINDLASS_TENANT_ID || true"]);
-    options.environment = vec![("EXTRA".into(), "x".into())];
-    let view = Ground::new().await.run(ExecHandler::new(options).expect("usable"), task(json!(1))).await;
-    assert_eq!(result(&view), json!(0));
-}
-
 /// 50 MB do not fit into a pipe: whoever writes all before it reads hangs.
 #[tokio::test]
 async fn input_of_any_size_never_blocks() {
