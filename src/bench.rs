@@ -11,6 +11,7 @@
 mod bare;
 mod delayed;
 mod delivery;
+mod holds;
 mod idle;
 mod info;
 mod latency;
@@ -86,6 +87,7 @@ impl Bench {
             Measurement::Memory => memory::measure(self).await,
             Measurement::Scale => scale::measure(self).await,
             Measurement::Reclaim => reclaim::measure(self).await,
+            Measurement::Holds => holds::measure(self).await,
             Measurement::Idle => idle::measure(self).await,
             Measurement::Worker => worker::measure(self).await,
         }
@@ -99,6 +101,7 @@ impl Bench {
             Measurement::Memory => memory::steps(self),
             Measurement::Scale => scale::steps(self),
             Measurement::Reclaim => reclaim::steps(self),
+            Measurement::Holds => holds::steps(self),
             Measurement::Idle => idle::steps(self),
             Measurement::Worker => worker::steps(self),
         }
@@ -107,7 +110,7 @@ impl Bench {
 
 /// Whether the peers do it too.
 fn has_peers(what: Measurement) -> bool {
-    !matches!(what, Measurement::Scale | Measurement::Reclaim | Measurement::Idle)
+    !matches!(what, Measurement::Scale | Measurement::Reclaim | Measurement::Holds | Measurement::Idle)
 }
 
 /// What the table of a measurement cannot say by itself.
@@ -117,7 +120,9 @@ fn notes(what: Measurement) -> &'static [&'static str] {
         Measurement::Delayed => &delayed::NOTES,
         Measurement::Idle => &idle::NOTES,
         Measurement::Worker => &worker::NOTES,
-        Measurement::Latency | Measurement::Memory | Measurement::Scale | Measurement::Reclaim => &[],
+        Measurement::Memory => &memory::NOTES,
+        Measurement::Holds => &holds::NOTES,
+        Measurement::Latency | Measurement::Scale | Measurement::Reclaim => &[],
     }
 }
 

@@ -16,9 +16,9 @@ use super::delivery::{Body, Delivery, join_all};
 use super::latency::send_at_rate;
 use super::load::{Load, Numbers};
 use super::peers::Peer;
-use super::players::{Collected, Results, name, nobody_yet, players, rows};
+use super::players::{Collected, Player, Results, nobody_yet, queues, rows};
 use super::report::{Row, System, show};
-use super::slow_log::SlowLog;
+use super::slow_log::SlowLogs;
 use super::stats::Waits;
 use super::windlass::{Queue, enqueue_due, record, watch, work};
 use crate::broker::redis::{Redis, RedisOptions};
@@ -72,24 +72,25 @@ enum Promoted {
 
 /// Steps that [`measure`] will report.
 pub(super) fn steps(bench: &Bench) -> usize {
-    (players(bench).len() + 1) * bench.settings.delayed_runs
+    (queues(bench).len() + 1) * bench.settings.delayed_runs
 }
 
 /// Measures.
 pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     let concurrency = bench.settings.concurrency;
     let dues = bench.settings.dues;
-    let (mut results, mut without_leader, mut slow) = (nobody_yet(bench), Vec::new(), SlowLog::default());
+    let (mut results, mut without_leader, mut slow) = (nobody_yet(queues(bench)), Vec::new(), SlowLogs::default());
     for run in 1..=bench.settings.delayed_runs {
         for (player, waits) in &mut results {
-            bench.progress(&format!("delayed tasks, run {run}: {}", name(*player)));
-            waits.push(match player {
-                None => own(bench, dues, Promoted::ByLeader, &mut slow).await?,
-                Some(peer) => {
-                    bench.server.flush().await?;
-                    bench.peers()?.delayed(*peer, bench.server.port, dues, concurrency).await?
-                }
-            });
+            bench.progress(&format!("delayed tasks, run {run}: {}", player.name()));
+            let Player::Peer(peer) = player else {
+                waits.push(own(bench, dues, Promoted::ByLeader, &mut slow).await?);
+                continue;
+            };
+            bench.server.flush().await?;
+            bench.server.reset_slow_log().await?;
+            waits.push(bench.peers()?.delayed(*peer, bench.server.port, dues, concurrency).await?);
+            slow.add(player.system(), bench.server.slow_log().await?);
         }
         bench.progress(&format!("delayed tasks, run {run}: windlass without a leader"));
         without_leader.push(own(bench, dues, Promoted::ByClaims, &mut slow).await?);
@@ -97,19 +98,20 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     Ok(all_rows(dues, &results, without_leader, &slow))
 }
 
-async fn own(bench: &mut Bench, dues: Dues, promoted: Promoted, slow: &mut SlowLog) -> Result<Waits> {
+async fn own(bench: &mut Bench, dues: Dues, promoted: Promoted, slow: &mut SlowLogs) -> Result<Waits> {
     bench.server.flush().await?;
     bench.server.reset_slow_log().await?;
     let waits = delayed(bench.server.port, dues, bench.settings.concurrency, promoted).await;
     let waits = waits.with_context(|| format!("windlass with delayed tasks, promoted {promoted:?}, failed"))?;
-    slow.add(bench.server.slow_log().await?);
+    slow.add(System::Windlass, bench.server.slow_log().await?);
     Ok(waits)
 }
 
-fn all_rows(dues: Dues, results: &Results, without_leader: Vec<Waits>, slow: &SlowLog) -> Vec<Row> {
+fn all_rows(dues: Dues, results: &Results, without_leader: Vec<Waits>, slow: &SlowLogs) -> Vec<Row> {
     // The peers' figures are the same for both.
-    let others = results.iter().filter(|(player, _)| player.is_some() && *player != Some(Peer::AsynqTuned)).cloned();
-    let without: Results = [(None, without_leader)].into_iter().chain(others).collect();
+    let as_they_are = [Peer::Bullmq, Peer::Asynq].map(Player::Peer);
+    let others = results.iter().filter(|(player, _)| as_they_are.contains(player)).cloned();
+    let without: Results = [(Player::Windlass, without_leader)].into_iter().chain(others).collect();
     let what = format!("{} tasks due over {} s", show(dues.tasks as f64), show(dues.spread.as_secs_f64()));
     let mut all = Vec::new();
     for (results, how) in [(results, ""), (&without, ", no leader")] {
@@ -226,9 +228,12 @@ mod tests {
 
     #[test]
     fn lateness_is_judged_with_and_without_a_leader() {
-        let results =
-            vec![(None, waits(5.0, 0)), (Some(Peer::Bullmq), waits(6.0, 0)), (Some(Peer::Asynq), waits(4000.0, 3))];
-        let rows = all_rows(DUES, &results, waits(7.0, 1), &SlowLog::default());
+        let results = vec![
+            (Player::Windlass, waits(5.0, 0)),
+            (Player::Peer(Peer::Bullmq), waits(6.0, 0)),
+            (Player::Peer(Peer::Asynq), waits(4000.0, 3)),
+        ];
+        let rows = all_rows(DUES, &results, waits(7.0, 1), &SlowLogs::default());
         let verdicts: Vec<_> = rows
             .iter()
             .filter_map(|row| serde_json::to_value(row).expect("a JSON form")["budget"]["met"].as_bool())

@@ -19,7 +19,7 @@ use super::delivery::{Body, Delivery, join_all};
 use super::load::{Load, Numbers};
 use super::machine::{self, ProcessUsage};
 use super::report::{Row, System, show};
-use super::slow_log::SlowLog;
+use super::slow_log::SlowLogs;
 use super::windlass::{Dress, drain_outbox, enqueue, handle, new_task, noop, settle};
 use crate::broker::redis::{Redis, RedisBroker, RedisOptions};
 use crate::broker::session::Session;
@@ -74,7 +74,7 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     bench.server.reset_slow_log().await?;
     let mut loops = Loops::start(port, queues).await?;
     let seen = watch(bench, &loops, window).await;
-    let slow = bench.server.slow_log().await?;
+    let slow = bench.server.slow_log().await?.into();
     loops.stop().await?;
     Ok(rows(queues, &seen?, &slow))
 }
@@ -94,7 +94,7 @@ async fn watch(bench: &mut Bench, loops: &Loops, window: Duration) -> Result<See
     })
 }
 
-fn rows(queues: usize, seen: &Seen, slow: &SlowLog) -> Vec<Row> {
+fn rows(queues: usize, seen: &Seen, slow: &SlowLogs) -> Vec<Row> {
     let name = |what: &str| format!("{} idle queues, {what}", show(queues as f64));
     let row = |what: &str, value: f64| Row::new(name(what)).value(System::Windlass, &[value]);
     let judged = |what: &str, value: f64, budget: &str, most: f64| {
@@ -217,7 +217,7 @@ mod tests {
     fn verdicts(queues: usize, commands_run: f64) -> Vec<serde_json::Value> {
         let seen = Seen { mebibytes: 100.0, cpu_percent: 2.9, commands_run, commands_sent: 90.0 };
         let verdict = |row: &Row| serde_json::to_value(row).expect("a JSON form")["budget"]["met"].clone();
-        rows(queues, &seen, &SlowLog::default()).iter().map(verdict).collect()
+        rows(queues, &seen, &SlowLogs::default()).iter().map(verdict).collect()
     }
 
     #[test]

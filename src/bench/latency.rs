@@ -8,13 +8,13 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 use super::delivery::{Body, Delivery, join_all};
-use super::players::{Collected, judged_rows, name, nobody_yet, players};
+use super::players::{Collected, Player, judged_rows, nobody_yet, players};
 use super::report::{Row, show};
-use super::slow_log::SlowLog;
+use super::slow_log::SlowLogs;
 use super::stats::Waits;
 use super::windlass::{Dress, Queue, enqueue, new_task, noop, record, watch, work};
-use super::{Bench, throughput};
-use crate::broker::Broker;
+use super::{Bench, bare, throughput};
+use crate::broker::{Broker, MAX_BATCH};
 use crate::protocol::names::Capabilities;
 
 /// Enqueues under way at once at most, as in the peers' drivers.
@@ -36,19 +36,22 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     };
     let rate = (slowest / 2.0).max(1.0) as usize;
     let (port, seconds, concurrency) = (bench.server.port, bench.settings.seconds, bench.settings.concurrency);
-    let (mut results, mut slow) = (nobody_yet(bench), SlowLog::default());
+    let (mut results, mut slow) = (nobody_yet(players(bench)), SlowLogs::default());
     for run in 1..=bench.settings.runs {
         for (player, waits) in &mut results {
-            bench.progress(&format!("pick-up at {rate} tasks/s, run {run}: {}", name(*player)));
+            bench.progress(&format!("pick-up at {rate} tasks/s, run {run}: {}", player.name()));
             bench.server.flush().await?;
             bench.server.reset_slow_log().await?;
             waits.push(match player {
-                None => half_load(port, rate, seconds, concurrency).await.context("windlass at half load failed")?,
-                Some(peer) => bench.peers()?.latency(*peer, port, rate, seconds, concurrency).await?,
+                Player::Windlass | Player::Raw => {
+                    half_load(port, rate, seconds, concurrency).await.context("windlass at half load failed")?
+                }
+                Player::Bare => bare_half_load(port, rate, seconds, concurrency)
+                    .await
+                    .context("bare commands at half load failed")?,
+                Player::Peer(peer) => bench.peers()?.latency(*peer, port, rate, seconds, concurrency).await?,
             });
-            if player.is_none() {
-                slow.add(bench.server.slow_log().await?);
-            }
+            slow.add(player.system(), bench.server.slow_log().await?);
         }
     }
     let mut rows = judged_rows(&results, &format!("pick-up at {} tasks/s", show(rate as f64)));
@@ -66,10 +69,27 @@ async fn half_load(port: u16, rate: usize, seconds: usize, concurrency: usize) -
     for session in queue.workers(1, &Capabilities::any()).await? {
         let waits = waits.clone();
         let on_task = move |body: &Body| waits.add(began.elapsed().as_secs_f64() * 1e3 - body.at as f64 / 1e3);
-        parts.spawn(work(session, concurrency.min(crate::broker::MAX_BATCH), delivery.clone(), on_task));
+        parts.spawn(work(session, concurrency.min(MAX_BATCH), delivery.clone(), on_task));
     }
     parts.spawn(send_at_rate(queue.connect()?, 0..tasks, rate, began));
     parts.spawn(record(queue.connect()?, delivery.clone(), None));
+    watch(&mut parts, &delivery, PATIENCE);
+    join_all(parts).await?;
+    waits.waits()
+}
+
+/// The same with a consumer in a blocking read, and nothing around it.
+async fn bare_half_load(port: u16, rate: usize, seconds: usize, concurrency: usize) -> Result<Waits> {
+    let (sending, tasks) = (bare::make(port).await?, rate * seconds);
+    let (delivery, waits) = (Arc::new(Delivery::new(tasks)), Collected::default());
+    let began = Instant::now();
+    let mut parts = JoinSet::new();
+    let collected = waits.clone();
+    let on_task = move |body: &Body| collected.add(began.elapsed().as_secs_f64() * 1e3 - body.at as f64 / 1e3);
+    parts.spawn(bare::wait_and_work(port, tasks, concurrency.min(MAX_BATCH), delivery.clone(), on_task));
+    parts.spawn(at_rate(0..tasks, rate, move |id| {
+        bare::send(sending.clone(), Body { id, at: began.elapsed().as_micros() as u64 })
+    }));
     watch(&mut parts, &delivery, PATIENCE);
     join_all(parts).await?;
     waits.waits()
@@ -100,17 +120,30 @@ pub(super) async fn send_at_rate(
     rate: usize,
     began: Instant,
 ) -> Result<()> {
-    let room = Arc::new(Semaphore::new(MOST_IN_FLIGHT));
     let kind = noop()?;
+    let send = move |id| {
+        let (broker, kind) = (broker.clone(), kind.clone());
+        async move {
+            let at = began.elapsed().as_micros() as u64;
+            enqueue(&*broker, &[new_task(kind, &Body { id, at }, Dress::Plain)?]).await
+        }
+    };
+    at_rate(numbers, rate, send).await
+}
+
+/// Sends these numbers at an even rate, in calls that do not wait for each other.
+async fn at_rate<S>(numbers: std::ops::Range<usize>, rate: usize, send: impl Fn(usize) -> S) -> Result<()>
+where
+    S: Future<Output = Result<()>> + Send + 'static,
+{
+    let room = Arc::new(Semaphore::new(MOST_IN_FLIGHT));
     let mut sends = JoinSet::new();
     let mut numbers = ticks(numbers, rate);
     while let Some(id) = numbers.recv().await {
         let place = room.clone().acquire_owned().await?;
-        let (broker, kind) = (broker.clone(), kind.clone());
+        let sending = send(id);
         sends.spawn(async move {
-            let at = began.elapsed().as_micros() as u64;
-            let task = new_task(kind, &Body { id, at }, Dress::Plain)?;
-            let sent = enqueue(&*broker, &[task]).await;
+            let sent = sending.await;
             drop(place);
             sent
         });

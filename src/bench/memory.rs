@@ -5,20 +5,26 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::Bench;
 use super::delivery::Delivery;
 use super::info::Usage;
 use super::load::Load;
 use super::peers::Peer;
+use super::players::Player;
 use super::report::{Row, System};
-use super::slow_log::SlowLog;
+use super::slow_log::SlowLogs;
 use super::windlass::{Dress, Queue, drain_outbox, fill, work_off};
+use super::{Bench, bare};
 use crate::protocol::names::Capabilities;
 
 /// Tasks a call.
 const BATCH: usize = 100;
 /// How long the server gets to end what it does in the background.
 const REST: Duration = Duration::from_millis(1500);
+
+/// What the table cannot say by itself.
+pub(super) const NOTES: [&str; 1] =
+    ["Memory of \"bare\" is that of the entries of a stream with the same payload: not yet read (queued), and read, \
+     acknowledged and kept (finished)."];
 
 /// Bytes a task, in the order of the runs.
 #[derive(Default)]
@@ -29,37 +35,45 @@ struct Bytes {
 
 /// Steps that [`measure`] will report.
 pub(super) fn steps(bench: &Bench) -> usize {
-    (2 + if bench.peers.is_some() { 2 } else { 0 }) * bench.settings.memory_runs
+    (3 + if bench.peers.is_some() { 2 } else { 0 }) * bench.settings.memory_runs
 }
 
 /// Measures.
 pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
-    let [mut plain, mut full, mut bullmq, mut asynq] = std::array::from_fn(|_| Bytes::default());
-    let mut slow = SlowLog::default();
+    let [mut plain, mut full, mut bare, mut bullmq, mut asynq] = std::array::from_fn(|_| Bytes::default());
+    let mut slow = SlowLogs::default();
     for run in 1..=bench.settings.memory_runs {
         bench.progress(&format!("memory, run {run}: windlass"));
         own(bench, Dress::Plain, &mut plain, &mut slow).await.context("filling windlass failed")?;
         bench.progress(&format!("memory, run {run}: windlass with keys, tenants, traces and labels"));
         own(bench, Dress::Full, &mut full, &mut slow).await.context("filling windlass failed")?;
+        bench.progress(&format!("memory, run {run}: bare"));
+        of_bare(bench, &mut bare, &mut slow).await.context("filling a bare stream failed")?;
         if bench.peers.is_some() {
             bench.progress(&format!("memory, run {run}: BullMQ"));
-            of_peer(bench, Peer::Bullmq, &mut bullmq).await?;
+            of_peer(bench, Peer::Bullmq, &mut bullmq, &mut slow).await?;
             bench.progress(&format!("memory, run {run}: asynq"));
-            of_peer(bench, Peer::Asynq, &mut asynq).await?;
+            of_peer(bench, Peer::Asynq, &mut asynq, &mut slow).await?;
         }
     }
-    let row = |measure: &str, plain: &[f64], bullmq: &[f64], asynq: &[f64]| {
-        let row = Row::new(measure).value(System::Windlass, plain).value(System::Bullmq, bullmq);
-        row.value(System::Asynq, asynq).ratio_to(System::Bullmq)
+    let row = |measure: &str, own: &Bytes, pick: fn(&Bytes) -> &Vec<f64>| {
+        Row::new(measure).value(System::Windlass, pick(own))
     };
-    let queued = row("memory, queued, bytes/task", &plain.queued, &bullmq.queued, &asynq.queued);
+    let beside = |row: Row, pick: fn(&Bytes) -> &Vec<f64>| {
+        let row = row.value(System::Bare, pick(&bare)).value(System::Bullmq, pick(&bullmq));
+        row.value(System::Asynq, pick(&asynq)).ratio_to(System::Bullmq).ratio_to(System::Bare)
+    };
+    let (when_queued, when_finished): (fn(&Bytes) -> &Vec<f64>, fn(&Bytes) -> &Vec<f64>) =
+        (|bytes| &bytes.queued, |bytes| &bytes.finished);
+    let queued = beside(row("memory, queued, bytes/task", &plain, when_queued), when_queued);
+    let finished = row("memory, finished, bytes/task (asynq keeps nothing)", &plain, when_finished);
     let met =
         queued.median(System::Windlass).zip(queued.median(System::Bullmq)).map(|(own, peer)| own <= peer * 2.0 / 3.0);
     Ok(vec![
         queued.judged("≤ ⅔ of BullMQ's", met),
-        row("memory, queued, with key, tenant, trace and labels, bytes/task", &full.queued, &[], &[]),
-        row("memory, finished, bytes/task (asynq keeps nothing)", &plain.finished, &bullmq.finished, &asynq.finished),
-        row("memory, finished, with key, tenant, trace and labels, bytes/task", &full.finished, &[], &[]),
+        row("memory, queued, with key, tenant, trace and labels, bytes/task", &full, when_queued),
+        beside(finished, when_finished),
+        row("memory, finished, with key, tenant, trace and labels, bytes/task", &full, when_finished),
         slow.row("filling and emptying a queue"),
     ])
 }
@@ -69,7 +83,7 @@ async fn at_rest(bench: &mut Bench) -> Result<Usage> {
     bench.server.usage().await
 }
 
-async fn own(bench: &mut Bench, dress: Dress, bytes: &mut Bytes, slow: &mut SlowLog) -> Result<()> {
+async fn own(bench: &mut Bench, dress: Dress, bytes: &mut Bytes, slow: &mut SlowLogs) -> Result<()> {
     let tasks = bench.settings.memory_tasks;
     let load = Load::new(tasks, BATCH, bench.settings.concurrency);
     bench.server.flush().await?;
@@ -83,14 +97,30 @@ async fn own(bench: &mut Bench, dress: Dress, bytes: &mut Bytes, slow: &mut Slow
     work_off(sessions, load, Arc::new(Delivery::new(tasks))).await?;
     drain_outbox(&*queue.broker).await?;
     bytes.finished.push(at_rest(bench).await?.since(before).memory / tasks as f64);
-    slow.add(bench.server.slow_log().await?);
+    slow.add(System::Windlass, bench.server.slow_log().await?);
     Ok(())
 }
 
-async fn of_peer(bench: &mut Bench, peer: Peer, bytes: &mut Bytes) -> Result<()> {
+async fn of_bare(bench: &mut Bench, bytes: &mut Bytes, slow: &mut SlowLogs) -> Result<()> {
+    let tasks = bench.settings.memory_tasks;
+    let load = Load::new(tasks, BATCH, bench.settings.concurrency);
+    bench.server.flush().await?;
+    bench.server.reset_slow_log().await?;
+    let sending = bare::make(bench.server.port).await?;
+    let before = at_rest(bench).await?;
+    bare::fill(&sending, load).await?;
+    bytes.queued.push(at_rest(bench).await?.since(before).memory / tasks as f64);
+    bare::read_and_keep(&sending, load).await?;
+    bytes.finished.push(at_rest(bench).await?.since(before).memory / tasks as f64);
+    slow.add(System::Bare, bench.server.slow_log().await?);
+    Ok(())
+}
+
+async fn of_peer(bench: &mut Bench, peer: Peer, bytes: &mut Bytes, slow: &mut SlowLogs) -> Result<()> {
     let (port, concurrency) = (bench.server.port, bench.settings.concurrency);
     let load = Load::new(bench.settings.memory_tasks, BATCH, concurrency);
     bench.server.flush().await?;
+    bench.server.reset_slow_log().await?;
     let before = at_rest(bench).await?;
     bench.peers()?.fill(peer, port, load).await?;
     bytes.queued.push(at_rest(bench).await?.since(before).memory / load.tasks as f64);
@@ -99,5 +129,6 @@ async fn of_peer(bench: &mut Bench, peer: Peer, bytes: &mut Bytes) -> Result<()>
     bench.peers()?.throughput(peer, port, load, concurrency).await?;
     let kept = (load.tasks + peer.warm_up()) as f64;
     bytes.finished.push(at_rest(bench).await?.since(before).memory / kept);
+    slow.add(Player::Peer(peer).system(), bench.server.slow_log().await?);
     Ok(())
 }

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use super::Bench;
 use super::delivery::Body;
 use super::report::{Row, System, show};
+use super::slow_log::SlowLogs;
 use super::windlass::{Dress, Queue, drain_outbox, enqueue, new_task, noop};
 use crate::broker::session::Session;
 use crate::broker::{Broker, MAX_BATCH, Owner, ReclaimCursor, Takeover};
@@ -38,7 +39,7 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     let before = bench.server.usage().await?;
     let steps = take_back(&*broker, tasks).await.context("taking tasks back failed")?;
     let used = bench.server.usage().await?.since(before);
-    let slow = bench.server.slow_log().await?;
+    let slow = SlowLogs::from(bench.server.slow_log().await?);
     let what = format!("reclaim of {}", show(tasks as f64));
     Ok(vec![
         Row::new(format!("{what}, steps")).value(System::Windlass, &[steps as f64]),

@@ -10,6 +10,7 @@ use super::Bench;
 use super::delivery::{Body, Delivery, join_all};
 use super::load::{Load, Numbers};
 use super::report::{Row, System, show};
+use super::slow_log::SlowLogs;
 use super::windlass::{Dress, Queue, drain_outbox, enqueue, fill, new_task, noop, work_off};
 use super::wire::{Pipeline, Shared};
 use crate::broker::session::Session;
@@ -17,7 +18,7 @@ use crate::broker::{Broker, ClaimRequest, MAX_BATCH};
 use crate::protocol::names::{Capabilities, TaskType, WorkerId};
 
 /// Lanes beside the first.
-const LANES: usize = 500;
+pub(super) const LANES: usize = 500;
 /// The size of a task's record in its queue, in bytes.
 const RECORD: usize = 110;
 /// How long the server gets to end what it does in the background.
@@ -58,12 +59,14 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
             }
         }
     }
-    let mut slow = bench.server.slow_log().await?;
+    let mut slow = SlowLogs::from(bench.server.slow_log().await?);
+    bench.server.reset_slow_log().await?;
     bench.progress(&format!("scale: bare hashes that are empty and of {} fields, in turn", show(many as f64)));
     let fields = new_fields(bench, many).await.context("a round of bare hashes failed")?;
+    slow.add(System::Bare, bench.server.slow_log().await?);
     bench.progress(&format!("scale: empty claims with 1 and with {LANES} lanes"));
     let claims = empty_claims(bench).await?;
-    slow.add(bench.server.slow_log().await?);
+    slow.add(System::Windlass, bench.server.slow_log().await?);
     let [short, long] = &lines;
     let mut rows = rows(many, &short.costs, &long.costs, &claims);
     rows.splice(2..2, rows_of_fields(many, &fields));
@@ -225,12 +228,12 @@ async fn empty_claims(bench: &mut Bench) -> Result<[Vec<f64>; 3]> {
     Ok(costs)
 }
 
-fn lane_type(n: usize) -> Result<TaskType> {
+pub(super) fn lane_type(n: usize) -> Result<TaskType> {
     if n == 0 { noop() } else { Ok(TaskType::new(format!("type-{n}"))?) }
 }
 
 /// Puts one task into each of the lanes beside the first.
-async fn fill_lanes(queue: &Queue, lanes: usize) -> Result<()> {
+pub(super) async fn fill_lanes(queue: &Queue, lanes: usize) -> Result<()> {
     let task = |n: usize| new_task(lane_type(n)?, &Body { id: n, at: 0 }, Dress::Plain);
     let tasks: Vec<_> = (1..=lanes).map(task).collect::<Result<_>>()?;
     for batch in tasks.chunks(MAX_BATCH) {

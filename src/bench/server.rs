@@ -9,7 +9,7 @@ use tokio::process::Child;
 
 use super::info::{self, Usage};
 use super::machine::{self, Pinning};
-use super::slow_log::{SLOW_MICROSECONDS, SlowLog};
+use super::slow_log::{SLOW_MICROSECONDS, SlowLog, longest_ms};
 use super::wire::Wire;
 
 /// A Redis of our own, on a free port of the loopback.
@@ -22,6 +22,30 @@ pub(super) struct Server {
     control: Wire,
     /// How often it had been preempted when the slow log was emptied.
     preemptions: u64,
+}
+
+/// What is shorter is not looked for: were all of them logged, the commands inside a script, which are logged too,
+/// would take longer by that.
+const LOGGED_MICROSECONDS: u64 = 100;
+
+/// How long a call held the server.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Hold {
+    /// Its longest command, by the clock; [`LOGGED_MICROSECONDS`] if it is shorter.
+    pub(super) clock_ms: f64,
+    /// Processor time of all that the server did for it.
+    pub(super) cpu_ms: f64,
+    /// What the slow log would hold of it.
+    pub(super) slow: SlowLog,
+}
+
+impl Hold {
+    /// The most that its longest command can have taken without the machine: neither more than by the clock,
+    /// nor more than the processor time of all its commands, which does not grow while others have the core.
+    pub(super) fn most_ms(&self) -> f64 {
+        // A kernel that counts in ticks may say that it took nothing.
+        if self.cpu_ms > 0.0 { self.cpu_ms.min(self.clock_ms) } else { self.clock_ms }
+    }
 }
 
 impl Server {
@@ -99,6 +123,37 @@ impl Server {
         let log = self.control.call(&["SLOWLOG", "GET", "10000"]).await?;
         let preempted = self.preempted().saturating_sub(self.preemptions);
         Ok(SlowLog::read(&log, &format!(":{}", self.control.local_port()?), preempted))
+    }
+
+    /// Sets the slow log for [`Self::alone`].
+    pub(super) async fn log_for_alone(&mut self) -> Result<()> {
+        self.reset_slow_log().await?;
+        let least = LOGGED_MICROSECONDS.to_string();
+        self.control.call(&["CONFIG", "SET", "slowlog-log-slower-than", &least]).await.map(drop)
+    }
+
+    /// Makes one call while nothing else is done, and tells how long it held the server.
+    pub(super) async fn alone<T>(&mut self, call: impl Future<Output = Result<T>>) -> Result<(T, Hold)> {
+        // The server's time is counted when it goes to sleep.
+        const REST: Duration = Duration::from_millis(1);
+        self.control.call(&["SLOWLOG", "RESET"]).await?;
+        self.preemptions = self.preempted();
+        tokio::time::sleep(REST).await;
+        let before = self.cpu_seconds().await?;
+        let value = call.await?;
+        tokio::time::sleep(REST).await;
+        let cpu = self.cpu_seconds().await? - before;
+        let log = self.control.call(&["SLOWLOG", "GET", "10000"]).await?;
+        let own = format!(":{}", self.control.local_port()?);
+        let slow = SlowLog::read(&log, &own, self.preempted().saturating_sub(self.preemptions));
+        Ok((
+            value,
+            Hold { clock_ms: longest_ms(&log, &own).max(LOGGED_MICROSECONDS as f64 / 1e3), cpu_ms: cpu * 1e3, slow },
+        ))
+    }
+
+    async fn cpu_seconds(&mut self) -> Result<f64> {
+        Ok(Usage::read(self.control.call(&["INFO", "cpu"]).await?.text()).cpu)
     }
 
     /// Counts the commands that clients send from now on.

@@ -97,6 +97,8 @@ pub enum Measurement {
     Scale,
     /// How long taking tasks back from dead workers holds the server.
     Reclaim,
+    /// How long each operation holds the server at most, also among 500 lanes.
+    Holds,
     /// What looking after idle queues costs: memory, CPU, commands a second.
     Idle,
     /// The library's worker with a handler that does nothing, beside the peers' workers.

@@ -9,7 +9,7 @@ use super::load::Load;
 use super::machine::client_cpu_seconds;
 use super::peers::Peer;
 use super::report::{Row, System};
-use super::slow_log::SlowLog;
+use super::slow_log::SlowLogs;
 use super::{Bench, bare, windlass};
 
 /// Tasks a call.
@@ -58,7 +58,7 @@ fn systems(bench: &Bench, batch: usize) -> Vec<System> {
 /// Measures.
 pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     let mut results = Results::new();
-    let mut slow = SlowLog::default();
+    let mut slow = SlowLogs::default();
     for batch in BATCHES {
         for run in 1..=bench.settings.runs {
             // The systems take turns, so that a slow minute of the machine hits them all.
@@ -82,7 +82,7 @@ pub(super) async fn probe(bench: &mut Bench) -> Result<f64> {
     let mut results = Results::new();
     for system in systems(bench, 1) {
         bench.remark(&format!("looking for a rate that all can keep up with: {}", system.name()));
-        one_run(bench, system, 1, results.entry((1, system)).or_default(), &mut SlowLog::default()).await?;
+        one_run(bench, system, 1, results.entry((1, system)).or_default(), &mut SlowLogs::default()).await?;
     }
     slowest_single(&results).context("nothing was measured")
 }
@@ -93,7 +93,7 @@ fn slowest_single(results: &Results) -> Option<f64> {
     medians.min_by(f64::total_cmp)
 }
 
-async fn one_run(bench: &mut Bench, system: System, batch: usize, runs: &mut Runs, slow: &mut SlowLog) -> Result<()> {
+async fn one_run(bench: &mut Bench, system: System, batch: usize, runs: &mut Runs, slow: &mut SlowLogs) -> Result<()> {
     let in_process = system == System::Windlass || system.is_bare();
     let more = if in_process && batch > 1 { MORE_IN_BATCHES } else { 1 };
     let load = Load::new(bench.settings.tasks * more, batch, bench.settings.concurrency);
@@ -102,9 +102,7 @@ async fn one_run(bench: &mut Bench, system: System, batch: usize, runs: &mut Run
     let (clients, before) = (client_cpu_seconds(), bench.server.usage().await?);
     let seconds = drive(bench, system, load).await?;
     let used = bench.server.usage().await?.since(before);
-    if system == System::Windlass {
-        slow.add(bench.server.slow_log().await?);
-    }
+    slow.add(system, bench.server.slow_log().await?);
     let worked = (load.tasks + warm_up(system)) as f64;
     runs.per_second.push(load.tasks as f64 / seconds);
     runs.cpu_microseconds.push(used.cpu * 1e6 / worked);
@@ -139,7 +137,7 @@ async fn count_commands(bench: &mut Bench, system: System, batch: usize) -> Resu
     Ok(counter.stop().await? as f64 / (load.tasks + warm_up(system)) as f64)
 }
 
-fn rows(results: &Results, slow: &SlowLog) -> Vec<Row> {
+fn rows(results: &Results, slow: &SlowLogs) -> Vec<Row> {
     let row = |batch: usize, measure: String, pick: fn(&Runs) -> &Vec<f64>| {
         let of_batch = results.iter().filter(|((b, _), _)| *b == batch);
         of_batch.fold(Row::new(measure), |row, ((_, system), runs)| row.value(*system, pick(runs)))
@@ -157,8 +155,9 @@ fn rows(results: &Results, slow: &SlowLog) -> Vec<Row> {
         // Behind the budget, which it is not judged by.
         rows.push(cpu.ratio_to(System::BareVariadic));
         rows.push(row(batch, format!("clients' CPU, {name}, µs/task"), |runs| &runs.client_microseconds));
-        rows.push(row(batch, format!("commands sent, {name}, /task"), |runs| &runs.sent));
-        rows.push(row(batch, format!("commands run, {name}, /task"), |runs| &runs.calls));
+        let sent = row(batch, format!("commands sent, {name}, /task"), |runs| &runs.sent);
+        let run = row(batch, format!("commands run, {name}, /task"), |runs| &runs.calls);
+        rows.extend([sent, run].map(|row| row.ratio_to(System::Bare).ratio_to(System::BareVariadic)));
     }
     rows.push(slow.row("end to end"));
     rows
@@ -189,7 +188,7 @@ mod tests {
             ((100, System::Bare), runs(4.0)),
             ((100, System::BareVariadic), runs(2.0)),
         ]);
-        let rows = rows(&results, &SlowLog::default());
+        let rows = rows(&results, &SlowLogs::default());
         let row = rows.iter().find(|row| row.measure.starts_with("Redis CPU, batches of 100")).expect("is there");
         let row = serde_json::to_value(row).expect("a JSON form");
         assert_eq!(row["budget"]["met"], true);

@@ -78,7 +78,8 @@ fn open(port: u16, name: &str) -> Result<Arc<dyn Broker>> {
     Ok(Arc::new(RedisBroker::new(Keys::new(&name.parse()?), options)?))
 }
 
-fn worker_info(id: WorkerId, types: Vec<TaskType>) -> WorkerInfo {
+/// A worker of this process.
+pub(super) fn worker_info(id: WorkerId, types: Vec<TaskType>) -> WorkerInfo {
     let version = env!("CARGO_PKG_VERSION").to_owned();
     let (pod, pod_uid, container) = (None, None, None);
     let (host, pid) = ("bench".to_owned(), std::process::id());

@@ -8,16 +8,18 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::Bench;
 use super::delivery::{Body, Delivery, join_all};
 use super::load::{Load, Numbers};
 use super::peers::Peer;
-use super::players::{Collected, judged_rows, name, nobody_yet, players};
+use super::players::{Collected, Player, judged_rows, nobody_yet, players};
 use super::report::{Row, System};
-use super::slow_log::SlowLog;
+use super::slow_log::SlowLogs;
 use super::stats::Waits;
 use super::windlass::{Dress, Queue, drain_outbox, enqueue, fill, new_task, noop, produce, record, watch};
+use super::wire::{Pipeline, Shared};
+use super::{Bench, bare};
 use crate::broker::{Broker, MAX_BATCH};
+use crate::protocol::keys::Keys;
 use crate::{Handler, Outcome, TaskContext, Worker, WorkerOptions};
 
 /// Handlers at a time.
@@ -42,7 +44,8 @@ pub(super) const NOTES: [&str; 2] = [
     "Workers: \"from enqueue to handler\" is the whole path, one task an enqueue call, from the first enqueue to the last \
      handler. \"queue full before\" is the worker alone, from its first handler to its last; it is shown and not judged. \
      Afterwards every task is checked to be settled; on our side the events are read from the outbox meanwhile.",
-    "An idle worker is sent one task at a time, when it has had nothing to do for a while.",
+    "An idle worker is sent one task at a time, when it has had nothing to do for a while. \"bare\" is an XADD to a \
+     consumer in a blocking XREADGROUP; \"after a raw XADD\" is our worker, with a producer that knows nothing of us.",
 ];
 
 /// What is asked of a worker.
@@ -67,7 +70,7 @@ impl Course {
 
 /// Steps that [`measure`] will report.
 pub(super) fn steps(bench: &Bench) -> usize {
-    let pick_ups: usize = players(bench).into_iter().map(|player| pick_up_runs(bench, player)).sum();
+    let pick_ups: usize = idlers(bench).into_iter().map(|player| pick_up_runs(bench, player)).sum();
     Course::ALL.len() * CONCURRENCY.len() * systems(bench).len() * bench.settings.runs + pick_ups
 }
 
@@ -75,14 +78,19 @@ fn systems(bench: &Bench) -> Vec<System> {
     bench.systems().into_iter().filter(|system| SYSTEMS.contains(system)).collect()
 }
 
+/// Who waits for work: everybody, and our worker for raw producers' too.
+fn idlers(bench: &Bench) -> Vec<Player> {
+    [Player::Raw].into_iter().chain(players(bench)).collect()
+}
+
 /// A task takes asynq as it is a second: it runs once.
-fn pick_up_runs(bench: &Bench, player: Option<Peer>) -> usize {
-    if player == Some(Peer::Asynq) { 1 } else { bench.settings.runs }
+fn pick_up_runs(bench: &Bench, player: Player) -> usize {
+    if player == Player::Peer(Peer::Asynq) { 1 } else { bench.settings.runs }
 }
 
 /// Measures.
 pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
-    let mut slow = SlowLog::default();
+    let mut slow = SlowLogs::default();
     let mut rows = Vec::new();
     for course in Course::ALL {
         for handlers in CONCURRENCY {
@@ -94,7 +102,7 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-async fn measure_course(bench: &mut Bench, course: Course, handlers: usize, slow: &mut SlowLog) -> Result<Row> {
+async fn measure_course(bench: &mut Bench, course: Course, handlers: usize, slow: &mut SlowLogs) -> Result<Row> {
     let of = if handlers == 1 { "1 handler".to_owned() } else { format!("{handlers} handlers") };
     let mut per_second: Vec<(System, Vec<f64>)> = systems(bench).into_iter().map(|one| (one, Vec::new())).collect();
     for run in 1..=bench.settings.runs {
@@ -103,9 +111,7 @@ async fn measure_course(bench: &mut Bench, course: Course, handlers: usize, slow
             bench.server.flush().await?;
             bench.server.reset_slow_log().await?;
             per_second.push(run_course(bench, *system, course, handlers).await?);
-            if *system == System::Windlass {
-                slow.add(bench.server.slow_log().await?);
-            }
+            slow.add(*system, bench.server.slow_log().await?);
         }
     }
     let row = Row::new(format!("worker, {of}, {}, tasks/s", course.name()));
@@ -208,60 +214,116 @@ async fn work(queue: Queue, noop: Arc<Noop>, concurrency: usize) -> Result<()> {
     Ok(())
 }
 
-async fn measure_pick_up(bench: &mut Bench, slow: &mut SlowLog) -> Result<Vec<Row>> {
+async fn measure_pick_up(bench: &mut Bench, slow: &mut SlowLogs) -> Result<Vec<Row>> {
     let (port, tasks) = (bench.server.port, bench.settings.pickups);
-    let mut results = nobody_yet(bench);
+    let mut results = nobody_yet(idlers(bench));
     for run in 1..=bench.settings.runs {
         for (player, waits) in &mut results {
             if run > pick_up_runs(bench, *player) {
                 continue;
             }
-            bench.progress(&format!("pick-up by an idle worker, run {run}: {}", name(*player)));
+            bench.progress(&format!("pick-up by an idle worker, run {run}: {}", player.name()));
             bench.server.flush().await?;
             bench.server.reset_slow_log().await?;
             waits.push(match player {
-                None => pick_up(port, tasks).await.context("windlass's idle worker failed")?,
-                Some(Peer::Asynq) => {
+                Player::Windlass | Player::Raw => {
+                    pick_up(port, tasks, *player).await.context("windlass's idle worker failed")?
+                }
+                Player::Bare => bare_pick_up(port, tasks).await.context("a bare consumer failed")?,
+                Player::Peer(Peer::Asynq) => {
                     bench.peers()?.pickup(Peer::Asynq, port, bench.settings.slow_pickups, LONG_PAUSE).await?
                 }
-                Some(peer) => bench.peers()?.pickup(*peer, port, tasks, PAUSE).await?,
+                Player::Peer(peer) => bench.peers()?.pickup(*peer, port, tasks, PAUSE).await?,
             });
-            if player.is_none() {
-                slow.add(bench.server.slow_log().await?);
-            }
+            slow.add(player.system(), bench.server.slow_log().await?);
         }
     }
     Ok(judged_rows(&results, "pick-up by an idle worker"))
 }
 
-/// Sends tasks one at a time to a worker that has nothing to do.
-async fn pick_up(port: u16, tasks: usize) -> Result<Waits> {
-    let queue = Queue::make(port, "bench/pick-up").await?;
-    let tasks = WARM_UP + tasks;
-    let (delivery, waits, handled) = (Arc::new(Delivery::new(tasks)), Collected::default(), Arc::new(Notify::new()));
-    let began = Instant::now();
-    let (collected, tell) = (waits.clone(), handled.clone());
-    let noop = Noop::new(delivery.clone(), move |body| {
-        if body.id >= WARM_UP {
-            collected.add(began.elapsed().as_secs_f64() * 1e3 - body.at as f64 / 1e3);
-        }
-        tell.notify_one();
-    });
-    let mut parts = JoinSet::new();
-    parts.spawn(work(queue.clone(), noop, IDLE_CONCURRENCY));
-    parts.spawn(send_when_idle(queue.connect()?, tasks, began, handled));
-    parts.spawn(record(queue.connect()?, delivery.clone(), None));
-    watch(&mut parts, &delivery, PATIENCE);
-    join_all(parts).await?;
-    waits.waits()
+/// Waits that count, and who is told of each.
+struct Idle {
+    tasks: usize,
+    delivery: Arc<Delivery>,
+    waits: Collected,
+    handled: Arc<Notify>,
+    began: Instant,
 }
 
-async fn send_when_idle(broker: Arc<dyn Broker>, tasks: usize, began: Instant, handled: Arc<Notify>) -> Result<()> {
-    for id in 0..tasks {
-        tokio::time::sleep(PAUSE.mul_f64(1.0 + fastrand::f64())).await;
-        let body = Body { id, at: began.elapsed().as_micros() as u64 };
-        enqueue(&*broker, &[new_task(noop()?, &body, Dress::Plain)?]).await?;
-        handled.notified().await;
+impl Idle {
+    fn new(tasks: usize) -> Self {
+        let tasks = WARM_UP + tasks;
+        let (delivery, waits) = (Arc::new(Delivery::new(tasks)), Collected::default());
+        Self { tasks, delivery, waits, handled: Arc::new(Notify::new()), began: Instant::now() }
     }
-    Ok(())
+
+    fn on_task(&self) -> impl Fn(&Body) + Send + Sync + 'static {
+        let (waits, handled, began) = (self.waits.clone(), self.handled.clone(), self.began);
+        move |body| {
+            if body.id >= WARM_UP {
+                waits.add(began.elapsed().as_secs_f64() * 1e3 - body.at as f64 / 1e3);
+            }
+            handled.notify_one();
+        }
+    }
+
+    /// Sends the next one a while after the one before was handled.
+    fn send<S, F>(&self, send: F) -> impl Future<Output = Result<()>> + use<S, F>
+    where
+        F: Fn(Body) -> S,
+        S: Future<Output = Result<()>>,
+    {
+        let (tasks, handled, began) = (self.tasks, self.handled.clone(), self.began);
+        async move {
+            for id in 0..tasks {
+                tokio::time::sleep(PAUSE.mul_f64(1.0 + fastrand::f64())).await;
+                send(Body { id, at: began.elapsed().as_micros() as u64 }).await?;
+                handled.notified().await;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Sends tasks one at a time to a worker that has nothing to do.
+async fn pick_up(port: u16, tasks: usize, player: Player) -> Result<Waits> {
+    let queue = Queue::make(port, "bench/pick-up").await?;
+    let idle = Idle::new(tasks);
+    let noop = Noop::new(idle.delivery.clone(), idle.on_task());
+    let mut parts = JoinSet::new();
+    parts.spawn(work(queue.clone(), noop, IDLE_CONCURRENCY));
+    if player == Player::Raw {
+        let (raw, stream) = (Shared::connect(port).await?, Keys::new(&queue.name()?).task);
+        parts.spawn(idle.send(move |body| add_raw(raw.clone(), stream.clone(), body)));
+    } else {
+        let broker = queue.connect()?;
+        parts.spawn(idle.send(move |body| enqueue_one(broker.clone(), body)));
+    }
+    parts.spawn(record(queue.connect()?, idle.delivery.clone(), None));
+    watch(&mut parts, &idle.delivery, PATIENCE);
+    join_all(parts).await?;
+    idle.waits.waits()
+}
+
+/// The same with a consumer in a blocking read, and nothing around it.
+async fn bare_pick_up(port: u16, tasks: usize) -> Result<Waits> {
+    let (sending, idle) = (bare::make(port).await?, Idle::new(tasks));
+    let mut parts = JoinSet::new();
+    parts.spawn(bare::wait_and_work(port, idle.tasks, IDLE_CONCURRENCY, idle.delivery.clone(), idle.on_task()));
+    parts.spawn(idle.send(move |body| bare::send(sending.clone(), body)));
+    watch(&mut parts, &idle.delivery, PATIENCE);
+    join_all(parts).await?;
+    idle.waits.waits()
+}
+
+async fn enqueue_one(broker: Arc<dyn Broker>, body: Body) -> Result<()> {
+    enqueue(&*broker, &[new_task(noop()?, &body, Dress::Plain)?]).await
+}
+
+/// What a producer does that knows nothing of us.
+async fn add_raw(raw: Shared, stream: String, body: Body) -> Result<()> {
+    let (id, payload) = (format!("raw-{}", body.id), body.json());
+    let mut pipeline = Pipeline::default();
+    pipeline.add(["XADD", &stream, "*", "task_id", &id, "type", "noop", "payload", &payload].iter());
+    raw.call(pipeline).await.map(drop)
 }
