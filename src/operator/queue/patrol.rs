@@ -26,8 +26,8 @@ use crate::operator::directory::KnownQueue;
 const ROUND: Duration = Duration::from_secs(5);
 /// How fast policy and groups of a server's queues are looked at, with two commands each: up to a thousand in 20 seconds.
 const INTACT: Pace = Pace { rounds: 4, most: 250, most_of_many: 100 };
-/// How fast it is looked at whose each queue is, with four commands each: up to a thousand in 100 seconds.
-const WHOLE: Pace = Pace { rounds: 12, most: 50, most_of_many: 25 };
+/// How fast it is looked at whose each queue is, with four commands each: up to a thousand in 200 seconds.
+const WHOLE: Pace = Pace { rounds: 12, most: 25, most_of_many: 10 };
 /// Up to here, a queue's turn comes soon. Where there are more, what all looks cost together is what is bounded.
 const FEW: usize = 1000;
 /// How many queues are asked for in one command.

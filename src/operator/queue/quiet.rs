@@ -14,8 +14,8 @@ use crate::broker::redis::{Look, stirred};
 use crate::operator::directory::KnownQueue;
 use crate::protocol::names::{Capabilities, QueueName};
 
-/// How many queues a round begins to look at: each has to be asked how it is first.
-const NEW_A_ROUND: usize = 25;
+/// How many queues a round begins to look at: each has to be asked how it is first, with a dozen commands.
+const NEW_A_ROUND: usize = 10;
 
 /// The quiet queues of one server, and how each was when it became quiet.
 #[derive(Default)]
