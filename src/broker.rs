@@ -360,7 +360,8 @@ pub enum Settled {
     Dead,
     /// This very settlement was made before; its answer was lost.
     AlreadySettled,
-    /// Somebody else has, or had, the task since.
+    /// Somebody else has, or had, the task since. What this settlement said may have been counted before that: a failure
+    /// or a release that is said again after its retry was claimed is answered so, too. Nothing is counted twice.
     LeaseLost,
     /// The task was cancelled.
     Cancelled,

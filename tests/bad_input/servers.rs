@@ -2,17 +2,20 @@
 
 use std::time::Duration;
 
-use windlass::broker::redis::{RedisOptions, ReplicaAck};
+use windlass::broker::clock::Clock;
+use windlass::broker::redis::{RedisBroker, RedisOptions, ReplicaAck};
 use windlass::broker::{
     Broker, BrokerError, Cancelled, ClaimRequest, DiscardRequest, Discarded, EffectBegun, EffectCommitted, EffectMark,
-    EffectRequest, ErrorClass, Extended, Recorded, ReplayRequest, Settled, Standing,
+    EffectRequest, ErrorClass, Extended, Recorded, ReplayRequest, Settled, Standing, SweepCursor,
 };
+use windlass::protocol::keys::Keys;
 use windlass::protocol::names::{Capabilities, DeadLetterId};
+use windlass::protocol::policy::{Mode, Policy};
 use windlass::{State, TaskId};
 
-use windlass::protocol::policy::{Mode, Policy};
 use super::refusal::{Queue, failure, is_refusal, permanent, settle_at, success, task, worker};
 use crate::support::servers::{Flavor, Server, Wait};
+use crate::support::{fresh_queue, owner};
 
 const TRANSIENT: ErrorClass = ErrorClass::Transient;
 const INVALID: ErrorClass = ErrorClass::Invalid;
@@ -157,9 +160,6 @@ async fn a_write_that_no_replica_confirms_is_told_and_can_be_repeated() {
     assert_eq!(queue.claim(10).await.len(), 1);
 }
 
-/// closes: one replica that is down holds up every claim and heartbeat of the process
-#[tokio::test]
-async fn nothing_else_waits_behind_an_enqueue_that_waits_for_replicas() {
 /// closes: a producer that repeats for ever what can never be taken, because a replica is down
 #[tokio::test]
 async fn what_is_refused_is_refused_with_its_reason_though_no_replica_confirms() {
@@ -176,6 +176,9 @@ async fn what_is_refused_is_refused_with_its_reason_though_no_replica_confirms()
     assert!(matches!(enqueue(task()).await, BrokerError::Closed(_)));
 }
 
+/// closes: one replica that is down holds up every claim and heartbeat of the process
+#[tokio::test]
+async fn nothing_else_waits_behind_an_enqueue_that_waits_for_replicas() {
     let server = Server::start(Flavor::Redis70).await;
     let replicas = Some(ReplicaAck { count: 1, timeout: Duration::from_secs(600) });
     let queue = Queue::with_options(&server, RedisOptions { replicas, ..RedisOptions::new(server.url()) }).await;
@@ -249,7 +252,7 @@ async fn without_its_password_a_server_lets_nobody_in() {
             assert!(matches!(error, BrokerError::Denied(_)), "{error:?}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
             let mut bed = outside.sleeper(&Capabilities::any()).await.expect("a bed");
-            let slept = bed.sleep(windlass::protocol::policy::Mode::Running, Duration::from_millis(10));
+            let slept = bed.sleep(Mode::Running, Duration::from_millis(10));
             is_refusal(&slept.await.expect_err("no access"), INVALID, sentence);
         }
         queue.enqueue(task()).await;
@@ -277,6 +280,49 @@ async fn a_user_without_the_right_is_refused() {
             queue.refuses(settle_at(&limited, &running, failure()), INVALID, sentence).await;
         }
         assert!(matches!(queue.settle(&running, failure()).await, Settled::Retrying { .. }));
+    }
+}
+
+/// A settlement stops at the command that its user may not give, with the result written before it. Nothing of it is
+/// lost or happens twice: said again it is known, and what it left behind is cleared by the leader's loops.
+#[tokio::test]
+async fn a_settlement_that_a_missing_right_cuts_off_heals_once_the_right_is_given() {
+    for flavor in Flavor::ALL {
+        for missing in ["xack", "xdel"] {
+            let server =
+                Server::builder(flavor).acl(&format!("limited on >secret ~* &* +@all -{missing}")).start().await;
+            let (keys, clock) = (Keys::new(&fresh_queue()), Clock::manual(1_700_000_000_000));
+            let at = |url| RedisBroker::with_clock(keys.clone(), RedisOptions::new(url), clock.clone());
+            let (broker, limited) =
+                (at(server.url()).expect("a URL"), at(server.url_as("limited", "secret")).expect("a URL"));
+            let policy = Policy::default();
+            broker.provision(&owner(), &policy).await.expect("made");
+            broker.enqueue(&[task(), task()]).await.expect("taken");
+            let (worker, any) = (worker(), Capabilities::any());
+            let request = ClaimRequest { worker: &worker, capabilities: &any, limit: 2, recover: None };
+            let tasks = broker.claim(request).await.expect("answered").tasks;
+            let ends = [success(), permanent()];
+            for (task, end) in tasks.iter().zip(&ends) {
+                let error = settle_at(&limited, task, end.clone()).await.expect_err("it may not");
+                is_refusal(&error, INVALID, "refused access: check user, password and ACL");
+            }
+            for (task, end) in tasks.iter().zip(&ends) {
+                let again = settle_at(&broker, task, end.clone()).await.expect("answered");
+                assert_eq!(again, Settled::AlreadySettled, "{flavor:?} without {missing}");
+            }
+            clock.advance(policy.visibility_timeout);
+            let reclaimed = broker.reclaim(Default::default()).await.expect("answered");
+            assert_eq!((reclaimed.requeued, reclaimed.dead), (vec![], vec![]), "{flavor:?}: what has ended stays so");
+            let mut cursor = Some(SweepCursor::default());
+            while let Some(from) = cursor {
+                cursor = broker.sweep(from).await.expect("answered").next;
+            }
+            let counts = broker.counts().await.expect("answered");
+            let left = (counts.running, counts.backlog, counts.finished, counts.dlq_pending);
+            assert_eq!(left, (0, 0, 1, 1), "{flavor:?} without {missing}");
+            let request = ClaimRequest { worker: &worker, capabilities: &any, limit: 2, recover: None };
+            assert_eq!(broker.claim(request).await.expect("answered").tasks, [], "{flavor:?}: nothing runs again");
+        }
     }
 }
 
@@ -324,16 +370,20 @@ async fn no_server_at_all_is_told_within_the_connection_timeout() {
 #[tokio::test]
 async fn a_server_that_does_not_answer_is_told_within_the_timeouts() {
     let server = Server::start(Flavor::Redis70).await;
-    let options = RedisOptions {
+    let queue = Queue::on(&server).await;
+    let id = queue.enqueue(task()).await;
+    let impatient = RedisOptions {
         connect_timeout: Duration::from_millis(500),
         response_timeout: Duration::from_millis(500),
         ..RedisOptions::new(server.url())
     };
-    let queue = Queue::with_options(&server, options.clone()).await;
-    let fresh = queue.through(options);
-    let id = queue.enqueue(task()).await;
+    let (connected, fresh) = (queue.through(impatient.clone()), queue.through(impatient));
+    let mut wait = Wait::new("a connection");
+    while let Err(error) = connected.get(&id).await {
+        wait.again(error).await;
+    }
     server.freeze().await;
-    for broker in [&*queue.broker, &fresh, &*queue.broker] {
+    for broker in [&connected, &fresh, &connected] {
         let answer = tokio::time::timeout(Duration::from_secs(60), broker.get(&id)).await;
         let error = answer.expect("well within the timeouts that others have").expect_err("frozen");
         assert!(matches!(error, BrokerError::Unreachable { .. }), "{error:?}");

@@ -144,6 +144,22 @@ local function clear_consumers(key)
   return removed
 end
 
+-- What was read and is neither pending nor where a live task is has ended: its settlement was cut off before it could
+-- delete it (its user had no right to). It would count as waiting for ever.
+local function drop_leftovers(key)
+  local pending = redis.pcall('XPENDING', key, group, '-', '+', 1)
+  if pending.err then
+    return
+  end
+  local last = pending[1] and '(' .. pending[1][1] or last_read(key)
+  for _, entry in ipairs(call('XRANGE', key, '-', last, 'COUNT', LANES)) do
+    local token = call('HGET', LIVE, entry[2][1])
+    if not token or cjson.decode(token)[5] ~= entry[1] then
+      call('XDEL', key, entry[1])
+    end
+  end
+end
+
 -- A lane that holds nothing goes: there is a bound to how many there may be.
 -- The next task of its kind makes it again.
 local function is_idle(lane, key)
@@ -159,6 +175,7 @@ if cursor == '0' then
   local lanes = call('SSCAN', P .. 'lanes', lanes_from or '0', 'COUNT', LANES)
   for _, lane in ipairs(lanes[2]) do
     local key = P .. 'lane:' .. lane
+    drop_leftovers(key)
     if is_idle(lane, key) then
       call('DEL', key)
       call('SREM', P .. 'lanes', lane)
