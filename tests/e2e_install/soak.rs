@@ -2,7 +2,7 @@
 //!
 //! `make soak` runs it for ten minutes; every test run for one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -14,7 +14,8 @@ use super::scene::{Place, Scene};
 const GROWTH_MEBIBYTES: f64 = 24.0;
 /// How much more it may have in the second half of the calm at the end than in the first.
 const FLAT_MEBIBYTES: f64 = 4.0;
-/// How often a process has to have been looked at in each half to be judged by it.
+/// How often a process has to have been looked at in each half of the calm to be judged by them. The short run ends before
+/// that: it holds processes to the bound of their growth alone.
 const ENOUGH: usize = 8;
 /// For how long no task is given out while Redis itself is restarted.
 const GAP: Duration = Duration::from_secs(45);
@@ -27,15 +28,27 @@ struct Scale {
     every: Duration,
     /// Between two restarts, at the least.
     pause: Duration,
+    /// Of whom some process must have been judged by the halves of the calm.
+    judged: &'static [&'static str],
 }
 
 fn scale() -> Scale {
     let seconds = Duration::from_secs;
     match std::env::var("WINDLASS_SOAK").as_deref() {
-        Ok("full") => {
-            Scale { restarts: seconds(420), calm: seconds(180), every: Duration::from_millis(50), pause: seconds(10) }
-        }
-        _ => Scale { restarts: seconds(15), calm: seconds(20), every: Duration::from_millis(100), pause: seconds(0) },
+        Ok("full") => Scale {
+            restarts: seconds(420),
+            calm: seconds(180),
+            every: Duration::from_millis(50),
+            pause: seconds(10),
+            judged: &["operator", "worker"],
+        },
+        _ => Scale {
+            restarts: seconds(15),
+            calm: seconds(20),
+            every: Duration::from_millis(100),
+            pause: seconds(0),
+            judged: &[],
+        },
     }
 }
 
@@ -96,7 +109,30 @@ async fn a_soak_with_rolling_restarts_of_everything_loses_nothing_and_memory_sta
     eprintln!("measured: a soak of {} s, everything restarted {round} times", start.elapsed().as_secs());
     account.claims_went_on(began, ended, GAP, "during the soak");
     memory.judge();
-    memory.judge_calm(calm, scale.calm);
+    let judged = memory.judge_calm(calm, scale.calm);
+    assert!(scale.judged.iter().all(|role| judged.contains(role)), "only of {judged:?} enough was seen in the calm");
+}
+
+/// A worker that was looked at so often, all through a calm, and what memory it had each time.
+fn looked_at(looks: usize, mebibytes: impl Fn(usize) -> f64) -> (Memory, Instant, Duration) {
+    let (calm, long) = (Instant::now(), Duration::from_secs(600));
+    let seen = (0..looks).map(|look| (calm + long.mul_f64(look as f64 / looks as f64), mebibytes(look))).collect();
+    (Memory(BTreeMap::from([(("worker", "one".to_owned()), seen)])), calm, long)
+}
+
+#[test]
+fn a_process_that_was_hardly_looked_at_is_not_said_to_be_judged() {
+    let (memory, calm, long) = looked_at(2 * ENOUGH - 2, |_| 10.0);
+    assert_eq!(memory.judge_calm(calm, long), BTreeSet::new());
+    let (memory, calm, long) = looked_at(2 * ENOUGH, |_| 10.0);
+    assert_eq!(memory.judge_calm(calm, long), BTreeSet::from(["worker"]));
+}
+
+#[test]
+#[should_panic(expected = "worker one grows")]
+fn a_process_that_grows_in_the_calm_is_seen() {
+    let (memory, calm, long) = looked_at(40, |look| 10.0 + look as f64 / 4.0);
+    memory.judge_calm(calm, long);
 }
 
 /// What the kubelets tell of memory, by process: a container that was started anew is another one.
@@ -154,10 +190,11 @@ impl Memory {
         }
     }
 
-    /// Compares the halves of the calm, where there is enough of it: each process with itself.
-    fn judge_calm(&self, from: Instant, long: Duration) {
+    /// Compares the halves of the calm, each process with itself. Returns of whom there was enough of it to do so.
+    fn judge_calm(&self, from: Instant, long: Duration) -> BTreeSet<&'static str> {
         let half = from + long / 2;
         let seen = self.0.iter().filter(|((role, _), _)| *role != "Redis");
+        let mut judged = BTreeSet::new();
         for ((role, process), seen) in seen {
             let (first, second): (Vec<_>, Vec<_>) =
                 seen.iter().filter(|(at, _)| *at >= from).partition(|(at, _)| *at < half);
@@ -167,7 +204,9 @@ impl Memory {
             let (first, second) = (median(first), median(second));
             eprintln!("measured: memory of {role} {process} when all is calm: {first:.1} MiB, then {second:.1}");
             assert!(second <= first + FLAT_MEBIBYTES, "{role} {process} grows: {first} MiB, then {second}");
+            judged.insert(*role);
         }
+        judged
     }
 }
 
