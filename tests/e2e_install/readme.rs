@@ -54,7 +54,27 @@ async fn what_the_readme_says_brings_a_task_to_its_end_in_pods_and_goes_without_
     let watch = Watch::start();
     scene.types("kubectl delete namespace hello --timeout=3m").await;
     watch.read("kubectl delete namespace hello");
-    scene.types("helm uninstall windlass -n windlass-system --wait; kubectl delete namespace windlass-system").await;
+    scene.types("helm uninstall windlass -n windlass-system --wait").await;
+    is_gone(&scene).await;
+    scene.types("kubectl delete namespace windlass-system").await;
+}
+
+/// Waits until of all that the release was made of, and of what that made, nothing is left in any namespace or outside of
+/// them but the definitions, which `crds.keep` keeps.
+async fn is_gone(scene: &Scene) {
+    let kinds = "kubectl api-resources --verbs=list -o name | paste -sd , -";
+    for label in ["app.kubernetes.io/instance=windlass", "app.kubernetes.io/part-of=windlass"] {
+        let listed = format!("kubectl get $({kinds}) -A -l {label} --ignore-not-found -o name");
+        let only_definitions = async || {
+            let left = scene.types(&listed).await;
+            let mut names: Vec<_> = left.lines().filter_map(|name| name.split_once('/')).collect();
+            names.sort_unstable();
+            let kept = ["taskqueues.windlass.dev", "workerpools.windlass.dev"];
+            let kept = kept.map(|name| ("customresourcedefinition.apiextensions.k8s.io", name));
+            if names == kept { Ok(()) } else { Err(left) }
+        };
+        scene.cluster.wait_for("windlass-system", &format!("what has {label} to be gone"), only_definitions).await;
+    }
 }
 
 async fn tasks(scene: &Scene) -> Vec<Value> {
