@@ -245,6 +245,21 @@ async fn raw_entries_are_filed_by_the_leader_too(fx: &Fixture) {
     assert_eq!(fx.list(State::Queued).await.len(), 50);
 }
 
+async fn raw_entries_wait_while_the_outbox_is_at_its_bound(fx: &Fixture) {
+    fx.set(|policy| policy.limits.outbox_entries = 1).await;
+    fx.raw(&[("task_id", "first"), ("payload", "{}")]).await;
+    assert_eq!(fx.promote(10).await.filed, 1);
+    fx.raw(&[("task_id", "second"), ("payload", "{}")]).await;
+    assert_eq!(fx.promote(10).await.filed, 0, "the outbox is full");
+    let claimed = fx.claim(10).await;
+    assert_eq!(claimed.iter().map(|task| task.lease.task.as_str()).collect::<Vec<_>>(), ["first"], "work goes on");
+    assert_eq!(fx.counts().await.backlog, 1, "it is not lost from sight");
+    assert!(!fx.knows(&task_id("second")).await);
+    let told = fx.outbox().await;
+    fx.broker.trim_outbox(&told).await.expect("trimmed");
+    assert_eq!(fx.claim_one().await.lease.task.as_str(), "second", "there is room");
+}
+
 async fn many_raw_entries_are_all_claimed_in_their_order(fx: &Fixture) {
     let ids: Vec<String> = (0..120).map(|number| format!("t{number}")).collect();
     for id in &ids {
@@ -289,6 +304,7 @@ suite! {
     a_missing_key_is_a_dead_letter_where_one_is_required,
     a_dead_entry_can_be_replayed_with_a_corrected_payload,
     raw_entries_are_filed_by_the_leader_too,
+    raw_entries_wait_while_the_outbox_is_at_its_bound,
     many_raw_entries_are_all_claimed_in_their_order,
     raw_entries_wait_while_the_queue_is_paused,
     a_cancelled_first_task_lets_the_next_raw_one_be_a_task,

@@ -44,14 +44,19 @@ impl Step<'_> {
     /// Whether the queue takes tasks at all.
     pub(super) fn check_intake(&self) -> Result<()> {
         let name = self.queue.name.to_string();
-        let bound = self.policy.limits.outbox_entries;
         if self.policy.mode == Mode::Closed {
             return Err(BrokerError::Closed(name));
         }
-        if self.policy.events == EventRecording::On && self.queue.outbox.len() as u64 >= bound {
+        if self.is_outbox_full() {
             return Err(BrokerError::OutboxFull(name));
         }
         Ok(())
+    }
+
+    /// Whether the outbox is at its bound.
+    pub(super) fn is_outbox_full(&self) -> bool {
+        let bound = self.policy.limits.outbox_entries;
+        self.policy.events == EventRecording::On && self.queue.outbox.len() as u64 >= bound
     }
 
     /// Whether a payload is within the queue's bound.

@@ -119,8 +119,11 @@ impl RawEntry {
 }
 
 impl Step<'_> {
-    /// Files waiting raw entries into their lanes; returns how many there were.
+    /// Files waiting raw entries into their lanes, unless the outbox is at its bound; returns how many there were.
     pub(super) fn file_raw(&mut self, limit: usize) -> usize {
+        if self.is_outbox_full() {
+            return 0;
+        }
         let count = limit.min(self.queue.raw.len());
         for _ in 0..count {
             let entry = self.queue.raw.pop_front().expect("invariant: counted");

@@ -240,8 +240,12 @@ local function make_group()
   call('XGROUP', 'CREATE', KEYS[2], group, floor, 'MKSTREAM')
 end
 
--- Files waiting raw entries into their lanes; returns how many.
+-- Files waiting raw entries into their lanes; returns how many. None while the outbox is at
+-- its bound, as `enqueue` takes none then: they wait where they are, and `promote` comes for them.
 local function file_raw(limit)
+  if recording and call('XLEN', P .. 'events') >= head[13] then
+    return 0
+  end
   local read = redis.pcall('XREADGROUP', 'GROUP', group, 'windlass', 'COUNT', limit, 'STREAMS', KEYS[2], '>')
   if read and read.err then
     if find(read.err, 'NOGROUP', 1, true) then
