@@ -144,6 +144,7 @@ async fn a_scrape_tells_what_happened_with_units_totals_and_bounded_labels() {
             && at("windlass_queue_dead_lettered") == Some(3.0)
             && at("windlass_invalid_transitions_total") == Some(1.0)
             && at("windlass_tasks_created_total") == Some(20.0)
+            && at("windlass_tasks_cancelled_total") == Some(1.0)
             && at("windlass_queue_backlog") == Some(1.0)
         {
             break seen;

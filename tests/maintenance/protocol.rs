@@ -27,7 +27,8 @@ const MAX_RETRIES: u32 = 3;
 /// The protocol's numbers, with seconds for minutes.
 fn policy() -> Policy {
     let mut policy = Policy {
-        visibility_timeout: Duration::from_secs(3),
+        // Long enough that a test which is not let run does not lose what it holds.
+        visibility_timeout: Duration::from_secs(10),
         heartbeat_period: Duration::from_secs(1),
         ..Policy::default()
     };
