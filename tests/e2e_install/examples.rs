@@ -53,13 +53,27 @@ async fn load_images(cluster: &Kubernetes) {
     LOADED.get_or_init(load).await;
 }
 
-/// What the examples' README has people define for a cluster: one way for queues on the operator's own Redis, one for those
-/// that name theirs.
-fn defined(example: &Example, system: &str) -> String {
+/// Which Redis a queue is on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Store {
+    Operators,
+    /// One that its manifest names.
+    Streams,
+}
+
+impl Store {
+    fn of(example: &Example) -> Self {
+        let names_its_own = text(&example.file).contains(&format!("redis.{STREAMS}.svc"));
+        if names_its_own { Self::Streams } else { Self::Operators }
+    }
+}
+
+/// What the examples' README has people define for a cluster, by where their queue is.
+fn defined(store: Store, system: &str) -> String {
     let readme = text(&project().join("examples/README.md"));
-    let names_its_own = text(&example.file).contains(&format!("redis.{STREAMS}.svc"));
+    let named = store == Store::Streams;
     let mut blocks = readme.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
-    let fits = |block: &&str| block.contains("kubectl exec") && block.contains("--redis-url") == names_its_own;
+    let fits = |block: &&str| block.contains("kubectl exec") && block.contains("--redis-url") == named;
     let block = blocks.find(fits).expect("the README has a block for it");
     let defines = block.lines().filter(|line| line.contains("() {") || line.starts_with("export "));
     defines.collect::<Vec<_>>().join("\n").replace("windlass-system", system) + ENDS
@@ -105,12 +119,12 @@ async fn try_it(scene: &Scene, system: &str, example: &Example) {
              cat {config} >$KUBECONFIG
              kubectl config set-context --current --namespace={made} >/dev/null
              {command}
-             kubectl wait -n {namespace} --for=condition=Ready taskqueue --all --timeout=3m",
+             kubectl wait -n {namespace} --for=condition=Ready taskqueue,workerpool --all --timeout=3m",
             config = scene.cluster.kubeconfig().display(),
             made = &*made,
         ))
         .await;
-    let defined = defined(example, system);
+    let defined = defined(Store::of(example), system);
     let all = async {
         for one in &example.tries {
             type_it(scene, &defined, &namespace, example, one).await;
@@ -123,6 +137,29 @@ async fn try_it(scene: &Scene, system: &str, example: &Example) {
         has_pods(scene, &namespace, "nappers", 0).await;
     } else {
         all.await;
+    }
+    scene.types(&format!("kubectl delete taskqueue,workerpool -n {namespace} --all --wait=false")).await;
+    if example.folder() == "gitops" {
+        try_production(scene, system, example).await;
+    }
+}
+
+/// The overlay for production, which the example's comment only compares with a cluster: with the Secret that its own comment
+/// has people make.
+async fn try_production(scene: &Scene, system: &str, example: &Example) {
+    let namespace = "shop-production";
+    scene
+        .types(&format!(
+            "kubectl apply -f examples/gitops/overlays/production/namespace.yaml
+             kubectl create secret generic redis -n {namespace} --from-literal=url=redis://redis.{STREAMS}.svc:6379
+             kubectl apply -k examples/gitops/overlays/production
+             kubectl wait -n {namespace} --for=condition=Ready taskqueue,workerpool --all --timeout=3m"
+        ))
+        .await;
+    has_pods(scene, namespace, "thumbnailers", 2).await;
+    let defined = defined(Store::Streams, system);
+    for one in &example.tries {
+        type_it(scene, &defined, namespace, example, one).await;
     }
     scene.types(&format!("kubectl delete taskqueue,workerpool -n {namespace} --all --wait=false")).await;
 }
