@@ -59,15 +59,15 @@ mod url;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-use tokio::sync::OnceCell;
 
 pub use causes::Cause;
 pub use dead_letters::{Brief, DeadLetterFilter, RecordedDeadLetter, UnknownVerdict, Verdict};
 pub use error::EventLogError;
 pub use events::{EventFilter, Progress, RecordedEvent, event_type};
 pub use metrics::Sample;
+pub use retention::OldEvents;
 pub use reviews::RecordedReview;
 
 use crate::broker::ListCursor;
@@ -93,8 +93,8 @@ struct Shared {
     database: Database,
     /// How the database is called in messages.
     place: String,
-    /// Set once the tables are known to be there.
-    migrated: OnceCell<()>,
+    /// Set while the tables are known to be there.
+    migrated: AtomicBool,
 }
 
 impl fmt::Debug for EventLog {
@@ -108,7 +108,7 @@ impl EventLog {
     /// reaching for it yet: the first call connects and makes the tables. Needs a tokio runtime.
     pub fn open(url: &str) -> Result<Self> {
         let (database, place) = url::parse(url)?;
-        Ok(Self { shared: Arc::new(Shared { database, place, migrated: OnceCell::new() }) })
+        Ok(Self { shared: Arc::new(Shared { database, place, migrated: AtomicBool::new(false) }) })
     }
 
     /// The event log at that URL, connected and with its tables up to date.
@@ -126,11 +126,20 @@ impl EventLog {
     ) -> Result<T> {
         let Shared { database, place, migrated } = &*self.shared;
         let all = async {
-            migrated.get_or_try_init(|| schema::migrate(database)).await?;
+            if !migrated.load(Ordering::Acquire) {
+                schema::migrate(database).await?;
+                migrated.store(true, Ordering::Release);
+            }
             work(database).await
         };
         match tokio::time::timeout(CALL_LIMIT, all).await {
-            Ok(answer) => answer.map_err(|fault| fault.during(operation, place)),
+            Ok(answer) => answer.map_err(|fault| {
+                // The database was made anew: the next call makes the tables.
+                if fault.is_missing_tables() {
+                    migrated.store(false, Ordering::Release);
+                }
+                fault.during(operation, place)
+            }),
             Err(_) => Err(EventLogError::TimedOut { place: place.clone(), operation }),
         }
     }
@@ -215,7 +224,7 @@ mod tests {
         let url = format!("sqlite://{}/log.db", folder.display());
         let small = url::sqlite_options(&url).expect("a usable URL").pragma("max_page_count", "100");
         let (database, place) = (Database::sqlite(small), "small".to_owned());
-        let log = EventLog { shared: Arc::new(Shared { database, place, migrated: OnceCell::new() }) };
+        let log = EventLog { shared: Arc::new(Shared { database, place, migrated: AtomicBool::new(false) }) };
         let queue: QueueName = "q".parse().expect("valid");
         let mut entries = 0;
         let error = loop {

@@ -11,6 +11,7 @@
 //! Every step is an operation that is safe to repeat, so two leaders at once,
 //! one that was paused, or one that died anywhere do no harm.
 
+pub mod archivist;
 pub mod dead_letter_router;
 pub mod metrics;
 pub mod promoter;
@@ -115,17 +116,20 @@ impl Queue {
 
     /// Whether anything in it can change by itself, by the last look at it.
     pub(crate) fn is_busy(&self) -> bool {
-        self.seen().counts.as_ref().is_none_or(is_busy)
+        self.seen().counts.as_ref().is_none_or(|counts| self.is_busy_with(counts))
+    }
+
+    /// Whether anything can change by itself in a queue that looks like this.
+    fn is_busy_with(&self, counts: &QueueCounts) -> bool {
+        let waiting = counts.delayed + counts.retrying + counts.dlq_pending;
+        // Without a log what is in the outbox stays there until there is one.
+        let outbox = if self.log.is_some() { counts.outbox } else { 0 };
+        counts.backlog + counts.raw_taken + counts.running + waiting + counts.workers + outbox > 0
     }
 
     fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
         self.seen.lock().expect("invariant: no panic while held")
     }
-}
-
-fn is_busy(counts: &QueueCounts) -> bool {
-    let waiting = counts.delayed + counts.retrying + counts.dlq_pending;
-    counts.backlog + counts.raw_taken + counts.running + waiting + counts.workers + counts.outbox > 0
 }
 
 /// The loops, in the order in which they are listed everywhere.
@@ -143,13 +147,15 @@ pub enum LoopName {
     Recorder,
     /// Finds lost workers and misplaced tasks.
     Sweeper,
-    /// Forgets what is old enough.
+    /// Forgets what is old enough, or too much.
     Retainer,
+    /// Keeps the event log in step with that.
+    Archivist,
 }
 
 impl LoopName {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Sampler,
         Self::Promoter,
         Self::Reclaimer,
@@ -157,6 +163,7 @@ impl LoopName {
         Self::Recorder,
         Self::Sweeper,
         Self::Retainer,
+        Self::Archivist,
     ];
 
     /// As it stands in metrics and logs.
@@ -169,6 +176,7 @@ impl LoopName {
             Self::Recorder => "recorder",
             Self::Sweeper => "sweeper",
             Self::Retainer => "retainer",
+            Self::Archivist => "archivist",
         }
     }
 
@@ -181,19 +189,21 @@ impl LoopName {
             Self::Recorder => Box::new(recorder::Recorder),
             Self::Sweeper => Box::<sweeper::Sweeper>::default(),
             Self::Retainer => Box::<retainer::Retainer>::default(),
+            Self::Archivist => Box::<archivist::Archivist>::default(),
         }
     }
 
     /// Whether a queue that looks like this needs it.
-    fn is_needed(self, counts: &QueueCounts) -> bool {
+    fn is_needed(self, queue: &Queue, counts: &QueueCounts) -> bool {
         match self {
             Self::Sampler => true,
             Self::Promoter => counts.backlog + counts.delayed + counts.retrying > 0,
             Self::Reclaimer => counts.running + counts.raw_taken > 0,
             Self::DeadLetterRouter => counts.dlq_pending > 0,
-            Self::Recorder => counts.outbox > 0,
-            Self::Sweeper => is_busy(counts),
+            Self::Recorder => queue.log.is_some() && counts.outbox > 0,
+            Self::Sweeper => queue.is_busy_with(counts),
             Self::Retainer => counts.finished + counts.dead_lettered > 0,
+            Self::Archivist => queue.log.is_some() && counts.dead_lettered > 0,
         }
     }
 }
@@ -235,6 +245,14 @@ pub enum ChoreError {
         /// What the event log said.
         error: EventLogError,
     },
+    /// The event log does not take a dead letter that the queue has.
+    #[error("the dead letter {letter} is in the queue and not in the event log: {error}")]
+    NotTaken {
+        /// Which one.
+        letter: DeadLetterId,
+        /// What the event log said.
+        error: EventLogError,
+    },
     /// A bug.
     #[error("the loop panicked: {0}")]
     Panic(String),
@@ -245,7 +263,7 @@ impl ChoreError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Broker(error) => error.class(),
-            Self::EventLog(error) | Self::Refused { error, .. } => error.class(),
+            Self::EventLog(error) | Self::Refused { error, .. } | Self::NotTaken { error, .. } => error.class(),
             Self::Panic(_) => ErrorClass::Bug,
         }
     }

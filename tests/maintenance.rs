@@ -5,6 +5,7 @@
 mod support;
 
 mod maintenance {
+    mod bounds;
     mod databases;
     mod decisions;
     mod faults;

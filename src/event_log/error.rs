@@ -101,6 +101,11 @@ impl Fault {
         matches!(self, Self::Sql(sqlx::Error::Database(error)) if kind_of(&**error) == Kind::Busy)
     }
 
+    /// Whether the tables are not there (any more).
+    pub(super) fn is_missing_tables(&self) -> bool {
+        matches!(self, Self::Sql(sqlx::Error::Database(error)) if kind_of(&**error) == Kind::Missing)
+    }
+
     /// As the error of an operation on the database at that place.
     pub(super) fn during(self, operation: &'static str, place: &str) -> EventLogError {
         match self {
@@ -131,6 +136,8 @@ enum Kind {
     Unreachable,
     Busy,
     Full,
+    /// The tables are not there, which the next call makes good.
+    Missing,
     Unexpected,
 }
 
@@ -140,7 +147,7 @@ impl Kind {
         match self {
             Self::Denied => EventLogError::Denied { place, reason },
             Self::Unreachable => EventLogError::Unreachable { place, reason },
-            Self::Busy => EventLogError::Busy { place, reason },
+            Self::Busy | Self::Missing => EventLogError::Busy { place, reason },
             Self::Full => EventLogError::Full { place, reason },
             Self::Unexpected => EventLogError::Unexpected { operation, detail: reason },
         }
@@ -150,7 +157,9 @@ impl Kind {
 fn kind_of(error: &dyn DatabaseError) -> Kind {
     let code = error.code().unwrap_or_default();
     if error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some() {
-        code.parse().map_or(Kind::Unexpected, sqlite_kind)
+        // It has no code of its own for this.
+        let missing = code == "1" && error.message().starts_with("no such table");
+        if missing { Kind::Missing } else { code.parse().map_or(Kind::Unexpected, sqlite_kind) }
     } else {
         postgres_kind(&code)
     }
@@ -163,6 +172,8 @@ fn postgres_kind(code: &str) -> Kind {
         "53100" | "53200" => Kind::Full,
         // A server that was demoted takes no writes; a statement that took too long was cancelled.
         "25006" | "55P03" | "57014" => Kind::Busy,
+        // No such table, or no such schema for it.
+        "42P01" | "3F000" => Kind::Missing,
         // No such database, no such right.
         "3D000" | "42501" => Kind::Denied,
         _ => match code.get(..2) {
@@ -208,7 +219,7 @@ mod tests {
             ("28P01", Kind::Denied),
             ("3D000", Kind::Denied),
             ("42501", Kind::Denied),
-            ("42P01", Kind::Unexpected),
+            ("42P01", Kind::Missing),
             ("22P05", Kind::Unexpected),
         ] {
             assert_eq!(postgres_kind(code), kind, "{code}");

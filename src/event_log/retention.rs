@@ -4,31 +4,43 @@ use jiff::Timestamp;
 
 use super::database::{Bind, Statement};
 use super::dead_letters::listed;
-use super::{EventLog, Result, page_size};
+use super::{EventLog, Place, Result, next_page, page_size, place_of};
+use crate::broker::{ListCursor, Page};
 use crate::protocol::names::{DeadLetterId, QueueName};
 
 /// Since when a dead letter is kept.
 const LETTER_AGE: &str = "COALESCE(decided_at, failed_at)";
 
-const EVENT_OF_A_LETTER: &str = " AND NOT EXISTS \
-    (SELECT 1 FROM dlq_items AS letter WHERE letter.queue = old.queue AND letter.task_id = old.task_id)";
+/// Which old events go: not those of a task whose dead letter is here, and those of a task that may be live only when
+/// they are older than `$3`. A decision is about a task that has ended.
+const NOT_NEEDED: &str = " AND NOT EXISTS \
+    (SELECT 1 FROM dlq_items AS letter WHERE letter.queue = old.queue AND letter.task_id = old.task_id) \
+    AND (occurred_at < $3 OR (to_state IS NULL AND idempotency_key IS NULL) OR EXISTS \
+    (SELECT 1 FROM event_log AS ended WHERE ended.queue = old.queue AND ended.task_id = old.task_id \
+    AND ended.task_created_at = old.task_created_at AND ended.to_state IN ('succeeded', 'failed', 'cancelled') \
+    AND ended.occurred_at < $2))";
 
-/// What goes when it is old.
-struct Old {
-    table: &'static str,
-    /// Its time.
-    age: &'static str,
-    /// What keeps it all the same.
-    unless: &'static str,
+/// Which events are old. Those of a task stay together: they go when its end is old.
+#[derive(Debug, Clone, Copy)]
+pub struct OldEvents {
+    /// Of tasks that ended before this time.
+    pub ended: Timestamp,
+    /// Of any task, before this time: no task lives for so long.
+    pub all: Timestamp,
 }
 
 impl EventLog {
-    /// Deletes events that happened before that time, oldest first, up to
-    /// `limit`; says how many. A full batch means that there may be more. Those of a
-    /// task whose dead letter is here stay.
-    pub async fn delete_events_before(&self, queue: &QueueName, time: Timestamp, limit: usize) -> Result<usize> {
-        let old = Old { table: "event_log", age: "occurred_at", unless: EVENT_OF_A_LETTER };
-        self.delete("delete_events_before", old, queue, time, limit).await
+    /// Deletes old events, oldest first, up to `limit`; says how many. A full batch means
+    /// that there may be more. Those of a task whose dead letter is here stay.
+    pub async fn delete_events_before(&self, queue: &QueueName, old: OldEvents, limit: usize) -> Result<usize> {
+        let sql = format!(
+            "DELETE FROM event_log WHERE id IN (SELECT id FROM event_log AS old WHERE queue = $1 \
+             AND occurred_at < $2{NOT_NEEDED} ORDER BY occurred_at, id LIMIT {})",
+            page_size(limit)
+        );
+        let OldEvents { ended, all } = old;
+        let delete = Statement::new(sql, [Bind::text(queue.to_string()), Bind::time(ended), Bind::time(all)]);
+        self.call("delete_events_before", async |database| Ok(database.execute(&delete).await? as usize)).await
     }
 
     /// The dead letters that failed, and were decided on if they were, before that
@@ -37,15 +49,21 @@ impl EventLog {
         &self,
         queue: &QueueName,
         time: Timestamp,
+        cursor: ListCursor,
         limit: usize,
-    ) -> Result<Vec<DeadLetterId>> {
-        let sql = format!(
-            "SELECT dlq_id FROM dlq_items WHERE queue = $1 AND {LETTER_AGE} < $2 ORDER BY {LETTER_AGE} LIMIT {}",
-            page_size(limit)
-        );
-        let select = Statement::new(sql, [Bind::text(queue.to_string()), Bind::time(time)]);
+    ) -> Result<Page<DeadLetterId>> {
+        let limit = page_size(limit);
         self.call("dead_letters_before", async |database| {
-            database.fetch(&select).await?.iter().map(|row| row.parsed("dlq_id")).collect()
+            let sql = format!("SELECT id, dlq_id, {LETTER_AGE} AS age FROM dlq_items WHERE queue = $1");
+            let mut select = Statement::new(sql, [Bind::text(queue.to_string())]);
+            select.push(&format!(" AND {LETTER_AGE} < ?"), [Bind::time(time)]);
+            if let Some(Place(age, id)) = place_of::<Timestamp, i64>(&cursor)? {
+                select.push(&format!(" AND ({LETTER_AGE}, id) > (?, ?)"), [Bind::time(age), Bind::int(id)]);
+            }
+            select.push(&format!(" ORDER BY {LETTER_AGE}, id LIMIT {limit}"), []);
+            let rows = database.fetch(&select).await?;
+            let items = rows.iter().map(|row| row.parsed("dlq_id")).collect::<std::result::Result<_, _>>()?;
+            Ok(Page { items, next: next_page(&rows, limit, "age")? })
         })
         .await
     }
@@ -73,24 +91,12 @@ impl EventLog {
 
     /// Deletes samples that were taken before that time, oldest first, up to `limit`; says how many.
     pub async fn delete_metrics_before(&self, queue: &QueueName, time: Timestamp, limit: usize) -> Result<usize> {
-        let old = Old { table: "task_queue_metrics", age: "sampled_at", unless: "" };
-        self.delete("delete_metrics_before", old, queue, time, limit).await
-    }
-
-    async fn delete(
-        &self,
-        operation: &'static str,
-        Old { table, age, unless }: Old,
-        queue: &QueueName,
-        time: Timestamp,
-        limit: usize,
-    ) -> Result<usize> {
         let sql = format!(
-            "DELETE FROM {table} WHERE id IN \
-             (SELECT id FROM {table} AS old WHERE queue = $1 AND {age} < $2{unless} ORDER BY {age} LIMIT {})",
+            "DELETE FROM task_queue_metrics WHERE id IN (SELECT id FROM task_queue_metrics \
+             WHERE queue = $1 AND sampled_at < $2 ORDER BY sampled_at LIMIT {})",
             page_size(limit)
         );
         let delete = Statement::new(sql, [Bind::text(queue.to_string()), Bind::time(time)]);
-        self.call(operation, async |database| Ok(database.execute(&delete).await? as usize)).await
+        self.call("delete_metrics_before", async |database| Ok(database.execute(&delete).await? as usize)).await
     }
 }

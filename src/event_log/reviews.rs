@@ -52,21 +52,24 @@ pub(super) async fn record(
     queue: &str,
     said: &Decision,
 ) -> std::result::Result<(), Fault> {
-    if changes.execute(&insert(queue, said)).await? == 0 {
-        return Ok(());
-    }
+    let new = changes.execute(&insert(queue, said)).await? > 0;
     if let Some(verdict) = Verdict::of(said.action) {
-        changes.execute(&decide(queue, said, verdict)).await?;
+        // Said before, it may have come before the dead letter did; or that of a later task of its id is here now.
+        let about_it = if new { "" } else { " AND failed_at <= $4" };
+        changes.execute(&decide(queue, said, verdict, about_it)).await?;
     }
-    changes.execute(&tell(dialect, queue, said)).await.map(|_| ())
+    if new {
+        changes.execute(&tell(dialect, queue, said)).await?;
+    }
+    Ok(())
 }
 
 /// Notes the decision, if it is the first.
-fn decide(queue: &str, said: &Decision, verdict: Verdict) -> Statement {
+fn decide(queue: &str, said: &Decision, verdict: Verdict, about_it: &str) -> Statement {
     let update = "UPDATE dlq_items SET decision = $3, decided_at = $4, replayed_as = $5 \
                   WHERE queue = $1 AND dlq_id = $2 AND decision = 'open'";
     Statement::new(
-        update,
+        format!("{update}{about_it}"),
         [
             Bind::text(queue),
             Bind::text(said.dead_letter.to_string()),

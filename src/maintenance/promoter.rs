@@ -11,6 +11,10 @@ use crate::broker::MAX_BATCH;
 /// between the bell and its claim.
 const RING_AGAIN: Duration = Duration::from_secs(1);
 
+/// How often it is asked what is due next while anything is to come: of what is due
+/// earlier a notice tells, which may be lost. A queue with tasks in it is looked at as often.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+
 /// Moves delayed tasks and retries whose time has come into their lanes. Claims
 /// do the same; this is for when nobody claims.
 pub struct Promoter;
@@ -24,7 +28,7 @@ impl Chore for Promoter {
         let next = match (promoted.next_in, handled) {
             (_, handled) if handled >= MAX_BATCH => Next::AtOnce,
             (Some(wait), _) if backlog => Next::In(wait.min(RING_AGAIN)),
-            (Some(wait), _) => Next::In(wait),
+            (Some(wait), _) => Next::In(wait.min(ASK_AGAIN)),
             (None, _) if backlog => Next::In(RING_AGAIN),
             (None, _) => Next::WhenNeeded,
         };

@@ -17,6 +17,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::metrics::LoopMetrics;
+use super::retainer::SHORTEST_REST;
 use super::{Chore, ChoreError, History, LoopName, Next, Progress, Queue};
 use crate::broker::{Notice, Notices, QueueCounts, Topic};
 
@@ -27,9 +28,8 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_millis(200);
 /// How many queues are looked at a second where all must be, after a start or a lost connection.
 const LOOKS_A_SECOND: usize = 2000;
-/// How many queues a second begin to forget what is old after a start: nobody waits for it, and it asks a
-/// database, too.
-const FIRST_RETAINS_A_SECOND: usize = 10;
+/// How many queues a second begin to forget what is old after a start, there and in the event log: nobody waits for it.
+const FIRST_ROUNDS_A_SECOND: usize = 10;
 /// For how long notices must have come for what ended them to be no part of a series.
 const LASTED: Duration = Duration::from_secs(30);
 /// How many notices and commands may wait.
@@ -331,14 +331,22 @@ impl Calendar {
         let Some(counts) = entry.queue.counts() else { return };
         let first = !std::mem::replace(&mut entry.seen, true);
         let asleep = |name: &LoopName| entry.slots[*name as usize].due.is_none();
-        let needed: Vec<_> = LoopName::ALL.into_iter().filter(asleep).filter(|name| name.is_needed(&counts)).collect();
+        let needed: Vec<_> =
+            LoopName::ALL.into_iter().filter(asleep).filter(|name| name.is_needed(&entry.queue, &counts)).collect();
+        let comes = entry.queue.is_busy();
         for name in needed {
             self.due_in(prefix, name, Duration::ZERO);
         }
+        // It may rest for long, from when nothing came; the bounds are to hold while work goes on.
+        if comes {
+            self.due_in(prefix, LoopName::Retainer, SHORTEST_REST);
+        }
         // Counts do not tell of all that is kept: decided dead letters, rows of the event log.
         if first {
-            let all = Duration::from_secs_f64(self.entries.len() as f64 / FIRST_RETAINS_A_SECOND as f64);
-            self.due_in(prefix, LoopName::Retainer, all.mul_f64(fastrand::f64()));
+            let all = Duration::from_secs_f64(self.entries.len() as f64 / FIRST_ROUNDS_A_SECOND as f64);
+            for name in [LoopName::Retainer, LoopName::Archivist] {
+                self.due_in(prefix, name, all.mul_f64(fastrand::f64()));
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::{Chore, ChoreError, Next, Progress, Queue, is_busy};
+use super::{Chore, ChoreError, Next, Progress, Queue};
 use crate::broker::{Glance, QueueCounts};
 use crate::event_log::Sample;
 
@@ -48,7 +48,7 @@ impl Chore for Sampler {
         self.counted = Some((Instant::now(), glance));
         self.look_at_outbox(queue, counts.outbox, policy.limits.outbox_entries);
         queue.seen().show(&counts, &policy);
-        let busy = is_busy(&counts);
+        let busy = queue.is_busy();
         let due = self.row_tried.is_none_or(|at| at.elapsed() >= BETWEEN_ROWS);
         // Also of a queue that became idle since: the last of what it did is told, too.
         let done_something = !queue.seen().tally.is_empty();

@@ -2,6 +2,9 @@
 
 use windlass::broker::{ClaimedTask, ListCursor};
 use windlass::dead_letters::{DeadLetterFilter, Discard, Entry, Replay, Selection, Verdict};
+use windlass::maintenance::archivist::Archivist;
+use windlass::maintenance::sampler::Sampler;
+use windlass::maintenance::{Chore, Queue};
 use windlass::protocol::policy::Policy;
 use windlass::protocol::task::Payload;
 use windlass::{NewTask, TaskId};
@@ -173,4 +176,37 @@ async fn a_dead_letter_s_json_has_the_names_that_tasks_have() {
     assert_eq!((&json["dlqId"], &json["review"]["state"]), (&id.to_string().into(), &"open".into()));
     assert_eq!(json["history"][0]["outcome"], "permanent");
     assert_eq!(json["failedAt"], entry.letter.failed_at.to_string());
+}
+
+/// Closes: "the history was switched on, and what had died before it is gone".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_log_that_is_added_later_shows_what_died_and_was_decided_before_it() {
+    let rig = Rig::without_log(Policy::default()).await;
+    rig.die(&mixed(120), error_of).await;
+    let ids = rig.ids().await;
+    let discard = Discard::new(Selection::Ids(ids[..1].to_vec()), "ada", "hopeless");
+    assert_eq!(rig.letters().discard(&discard, |_| ()).await.expect("done").counts.discarded, 1);
+    let replay = Replay::new(Selection::Ids(ids[1..2].to_vec()), "bob");
+    assert_eq!(rig.letters().replay(&replay, |_| ()).await.expect("done").counts.replayed, 1);
+    let rig = rig.with_log();
+    let queue = Queue::new(rig.ground.name.clone(), rig.ground.broker.clone(), rig.log.clone());
+    let mut sampler = Sampler::default();
+    sampler.run_once(&queue).await.expect("a look");
+    // Two leaders that know nothing of each other, and then a third one.
+    let mut leaders = [Archivist::default(), Archivist::default(), Archivist::default()];
+    for step in 0..30 {
+        let leader = if step < 20 { step % 2 } else { 2 };
+        leaders[leader].run_once(&queue).await.expect("a step");
+    }
+    let any = DeadLetterFilter::default();
+    let (recorded, walked) = (rig.all(&rig.letters(), &any).await, rig.all(&rig.letters_by_walking(), &any).await);
+    let told = |entries: &[Entry]| {
+        let told = |entry: &Entry| (entry.letter.clone(), entry.fingerprint.clone(), entry.review.clone());
+        let mut told: Vec<_> = entries.iter().map(told).collect();
+        told.sort_by(|a, b| a.0.id.to_string().cmp(&b.0.id.to_string()));
+        told
+    };
+    assert_eq!(recorded.len(), 120);
+    assert_eq!(told(&recorded), told(&walked));
+    assert_eq!(rig.log().reviews(&rig.ground.name, &ids[0]).await.expect("answered").len(), 1, "it was said once");
 }

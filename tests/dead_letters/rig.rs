@@ -20,9 +20,10 @@ pub(super) struct Rig {
     pub(super) server: Server,
     pub(super) ground: Ground,
     pub(super) log: Option<EventLog>,
-    /// Held for their ends.
+    /// Held for its end.
     _postgres: Option<Postgres>,
-    _dir: tempfile::TempDir,
+    /// For files, and removed at its end.
+    dir: tempfile::TempDir,
 }
 
 impl Rig {
@@ -46,11 +47,17 @@ impl Rig {
         Self::on(String::new(), None, tempfile::tempdir().expect("a directory"), policy).await
     }
 
+    /// The same queue, with a file as its event log from now on.
+    pub(super) fn with_log(self) -> Self {
+        let url = format!("sqlite://{}", self.dir.path().join("events.db").display());
+        Self { log: Some(EventLog::open(&url).expect("a usable URL")), ..self }
+    }
+
     async fn on(url: String, postgres: Option<Postgres>, dir: tempfile::TempDir, policy: Policy) -> Self {
         let server = Server::start(Flavor::Redis70).await;
         let ground = Ground::new(&server, url, &policy).await;
         let log = (!ground.log_url.is_empty()).then(|| ground.log());
-        Self { server, ground, log, _postgres: postgres, _dir: dir }
+        Self { server, ground, log, _postgres: postgres, dir }
     }
 
     pub(super) fn broker(&self) -> &dyn Broker {

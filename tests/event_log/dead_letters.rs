@@ -238,6 +238,26 @@ async fn a_decision_about_a_letter_that_is_not_here_holds_nothing_up(place: &Pla
     assert!(log.reviews(&queue(), &gone.id).await.expect("answered").is_empty(), "and not for ever");
 }
 
+/// A log that is added later is shown dead letters after what was said about them.
+async fn a_decision_that_came_before_its_letter_holds_and_is_told_once(place: &Place) {
+    let log = place.log().await;
+    let late = letter("late", "no");
+    let replayed = said(&late.id, DecisionAction::Replayed);
+    decide(&log, &replayed).await;
+    log.record_dead_letter(&queue(), &late).await.expect("recorded");
+    decide(&log, &replayed).await;
+    let verdict = async || log.dead_letter(&queue(), &late.id).await.expect("answered").expect("there").decision;
+    assert_eq!(verdict().await, Verdict::Replayed);
+    assert_eq!(log.reviews(&queue(), &late.id).await.expect("answered").len(), 1);
+    let told = EventFilter { event_type: Some("dlq.replayed".to_owned()), ..EventFilter::default() };
+    assert_eq!(all_events(&log, &told, 10).await.len(), 1);
+    // The id died again, and the entry comes once more.
+    let again = DeadLetter { created_at: at(6000), failed_at: at(7000), ..late.clone() };
+    log.record_dead_letter(&queue(), &again).await.expect("recorded");
+    decide(&log, &replayed).await;
+    assert_eq!(verdict().await, Verdict::Open, "that was about the first one");
+}
+
 /// Closes: what a driver that is cut while a transaction begins leaves in its pool, a connection whose
 /// later writes are acknowledged and never committed.
 async fn moves_and_decision_of_an_entry_are_there_together_or_not_at_all(place: &Place) {
@@ -372,6 +392,7 @@ suite!(
     a_decision_is_kept_with_its_reasons_and_told_as_an_event,
     the_first_decision_stands,
     a_decision_about_a_letter_that_is_not_here_holds_nothing_up,
+    a_decision_that_came_before_its_letter_holds_and_is_told_once,
     moves_and_decision_of_an_entry_are_there_together_or_not_at_all,
     eight_recorders_of_one_decision_record_it_once,
     a_word_that_no_database_holds_does_not_hold_up_a_decision,

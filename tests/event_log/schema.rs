@@ -1,6 +1,7 @@
 //! The tables are made once, by whoever comes first.
 
 use futures::future::join_all;
+use windlass::broker::ErrorClass;
 use windlass::event_log::EventLog;
 
 use super::place::{Place, entry_of, queue, task};
@@ -37,6 +38,18 @@ async fn a_start_that_is_cut_off_leaves_nothing_half_made(place: &Place) {
     assert_eq!(log.record(&queue(), &entry_of("a", 3)).await.expect("recorded"), 3);
 }
 
+async fn tables_that_somebody_removed_are_made_again(place: &Place) {
+    let log = place.log().await;
+    log.record(&queue(), &entry_of("a", 1)).await.expect("recorded");
+    for table in ["event_log", "dlq_items", "dlq_reviews", "task_queue_metrics", "windlass_migrations"] {
+        place.query(&format!("DROP TABLE {table}")).expect("dropped");
+    }
+    let error = log.record(&queue(), &entry_of("a", 1)).await.expect_err("there are no tables");
+    assert_eq!(error.class(), ErrorClass::Transient, "{error}");
+    assert_eq!(log.record(&queue(), &entry_of("a", 1)).await.expect("they were made"), 1);
+    assert_eq!(log.history(&queue(), &task("a-0")).await.expect("answered").len(), 1);
+}
+
 /// The unique index that the task-queue protocol asks for: one outside effect a key.
 async fn a_second_outside_effect_of_one_key_is_refused_by_the_database(place: &Place) {
     let _log = place.log().await;
@@ -58,5 +71,6 @@ suite!(
     tables_are_made_once_and_keep_what_they_hold,
     eight_processes_that_start_at_once_make_the_tables_once,
     a_start_that_is_cut_off_leaves_nothing_half_made,
+    tables_that_somebody_removed_are_made_again,
     a_second_outside_effect_of_one_key_is_refused_by_the_database,
 );

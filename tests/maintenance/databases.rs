@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::time::sleep;
 use windlass::broker::session::Session;
 use windlass::broker::{Broker, BrokerError, Cancelled, ErrorClass, Outcome, Settled, Settlement};
-use windlass::event_log::EventLog;
+use windlass::event_log::{DeadLetterFilter, EventLog};
+use windlass::maintenance::archivist::Archivist;
 use windlass::maintenance::metrics::LoopMetrics;
 use windlass::maintenance::sampler::Sampler;
 use windlass::maintenance::{Chore, History, LoopName, Queue};
@@ -137,6 +138,43 @@ async fn work_goes_on_while_the_sqlite_file_cannot_grow_and_history_is_whole_whe
     let account = load.await.expect("the load ends");
     ground.check(&account).await;
     println!("full with {} dead letters and {} entries of history waiting", full.dlq_pending, full.outbox);
+}
+
+/// Closes: "the database was restored empty, and the leader has to be restarted".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_is_emptied_under_a_leader_gets_its_tables_again_and_the_dead_letters_of_the_queue() {
+    let server = Server::start(Flavor::Redis70).await;
+    let postgres = Postgres::start().await;
+    let ground = Ground::new(&server, postgres.fresh_database(), &hasty_policy()).await;
+    let _runner = ground.lead().await;
+    let kill = async |count: usize| {
+        let tasks: Vec<_> = (0..count).map(task).collect();
+        ground.broker.enqueue(&tasks).await.expect("taken");
+        let mut session = Session::new(ground.broker.clone(), WorkerId::new("w").expect("valid"), Capabilities::any());
+        let claimed = session.claim(count).await.expect("claimed");
+        let end = |lease| Settlement { lease, outcome: Outcome::permanent("test", "never"), dice: Dice(0) };
+        let settlements: Vec<_> = claimed.into_iter().map(|task| end(task.lease)).collect();
+        session.settle(&settlements, 0).await.expect("settled");
+    };
+    kill(3).await;
+    until(&ground, "three dead letters", |counts| (counts.dead_lettered, counts.outbox) == (3, 0)).await;
+    // The loops that rest for long take their steps by hand.
+    let queue = Queue::new(ground.name.clone(), ground.broker.clone(), Some(ground.log()));
+    let (mut sampler, mut archivist) = (Sampler::default(), Archivist::default());
+    for _ in 0..5 {
+        sampler.run_once(&queue).await.expect("a look");
+        archivist.run_once(&queue).await.expect("a step");
+    }
+    postgres.query_at(&ground.log_url, "DROP SCHEMA public CASCADE; CREATE SCHEMA public").expect("the server obeys");
+    kill(4).await;
+    until(&ground, "the others", |counts| (counts.dead_lettered, counts.outbox) == (7, 0)).await;
+    sampler.run_once(&queue).await.expect("a look");
+    for _ in 0..5 {
+        archivist.run_once(&queue).await.expect("a step");
+    }
+    let letters = ground.log().count_dead_letters(&ground.name, &DeadLetterFilter::default()).await;
+    assert_eq!(letters.expect("counted"), 7, "the log has what the queue has");
+    assert_eq!(tasks_that(&ground.events().await, State::Failed).len(), 4, "history begins anew");
 }
 
 const BOUND: u64 = 200;

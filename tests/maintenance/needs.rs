@@ -8,11 +8,14 @@ use windlass::broker::session::Session;
 use windlass::broker::{Broker, Outcome, RetainCursor, Settlement};
 use windlass::maintenance::dead_letter_router::DeadLetterRouter;
 use windlass::maintenance::recorder::Recorder;
+use windlass::maintenance::runner::Runner;
+use windlass::maintenance::sampler::Sampler;
 use windlass::maintenance::{Chore, ChoreError, Next, Queue};
 use windlass::protocol::backoff::Dice;
 use windlass::protocol::keys::{AdoptedKeys, Keys};
 use windlass::protocol::names::{Capabilities, WorkerId};
 use windlass::protocol::policy::Policy;
+use windlass::protocol::task::NotBefore;
 
 use super::faults::{sqlite, until};
 use crate::support::fresh_queue;
@@ -88,7 +91,7 @@ async fn an_entry_that_a_worker_of_the_system_before_took_and_left_comes_back() 
     let ground = Ground::with_keys(&server, String::new(), &policy, keys, name).await;
     let taken = ground.broker.counts().await.expect("counted");
     assert_eq!((taken.raw_taken, taken.backlog, taken.running), (1, 0, 0));
-    let runner = windlass::maintenance::runner::Runner::start(Default::default());
+    let runner = Runner::start(Default::default());
     runner.add(ground.keys.prefix(), Queue::new(ground.name.clone(), ground.broker.clone(), None)).await;
     until(&ground, "the entry that was left", |counts| (counts.raw_taken, counts.backlog) == (0, 1)).await;
 }
@@ -123,4 +126,50 @@ async fn dead_letters_that_the_database_refuses_hold_up_no_others() {
     while router.run_once(&queue).await.expect("a step").next != Next::WhenNeeded {}
     let counts = ground.broker.counts().await.expect("counted");
     assert_eq!((counts.dead_lettered as usize, counts.dlq_pending), (ALL, 0));
+}
+
+/// Closes: "a lost wake-up": what is due later keeps nobody from what is due now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_whose_notice_is_lost_is_promoted_though_another_is_due_in_an_hour() {
+    let server = Server::start(Flavor::Redis70).await;
+    let ground = Ground::new(&server, String::new(), &Policy::default()).await;
+    let due_in = |seconds| NewTask { not_before: NotBefore::After(Duration::from_secs(seconds)), ..task("send") };
+    ground.broker.enqueue(&[due_in(3600)]).await.expect("taken");
+    // Nobody listens to notices: all are lost.
+    let metrics = windlass::maintenance::metrics::LoopMetrics::default();
+    let runner = Runner::start(metrics.clone());
+    runner.add(ground.keys.prefix(), Queue::new(ground.name.clone(), ground.broker.clone(), None)).await;
+    let since = Instant::now();
+    while metrics.steps(windlass::maintenance::LoopName::Promoter).0 == 0 {
+        assert!(since.elapsed() < Duration::from_secs(60), "nobody asked what is due");
+        sleep(Duration::from_millis(20)).await;
+    }
+    ground.broker.enqueue(&[due_in(1)]).await.expect("taken");
+    until(&ground, "the task that is due", |counts| (counts.delayed, counts.backlog) == (1, 1)).await;
+}
+
+/// Where history was switched off, what nobody recorded stays, and is no work.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_left_in_the_outbox_makes_no_queue_busy_without_an_event_log_and_is_recorded_by_the_next_one() {
+    let server = Server::start(Flavor::Redis70).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let ground = Ground::new(&server, sqlite(&dir), &Policy::default()).await;
+    let unwanted = task("send");
+    ground.broker.enqueue(std::slice::from_ref(&unwanted)).await.expect("taken");
+    ground.broker.cancel(&unwanted.id, "not needed").await.expect("cancelled");
+    let rest = async |log| {
+        let queue = Queue::new(ground.name.clone(), ground.broker.clone(), log);
+        let mut sampler = Sampler::default();
+        // The first rest is a part of one, to spread many queues.
+        sampler.run_once(&queue).await.expect("a look");
+        match sampler.run_once(&queue).await.expect("a look").next {
+            Next::In(rest) => rest,
+            next => panic!("{next:?}"),
+        }
+    };
+    assert!(rest(None).await > Duration::from_secs(60), "it is idle");
+    assert!(rest(Some(ground.log())).await < Duration::from_secs(60), "there is something to record");
+    let _leader = ground.lead().await;
+    until(&ground, "an empty outbox", |counts| counts.outbox == 0).await;
+    assert_eq!(ground.events().await.len(), 2);
 }

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 use windlass::broker::session::Session;
 use windlass::broker::{Broker, ClaimedTask, ListCursor, Outcome, Settlement};
 use windlass::event_log::{DeadLetterFilter, EventFilter};
+use windlass::maintenance::archivist::Archivist;
 use windlass::maintenance::dead_letter_router::DeadLetterRouter;
 use windlass::maintenance::recorder::Recorder;
 use windlass::maintenance::retainer::Retainer;
@@ -119,10 +120,12 @@ async fn everything_goes_at_its_time_and_nothing_before_it_or_before_it_was_read
     assert_eq!(full, expected);
     read_all(&server, &ground.keys.dead_letter).await;
 
-    let (mut retainer, since, mut read) = (Retainer::default(), Instant::now(), false);
+    let (mut retainer, mut archivist) = (Retainer::default(), Archivist::default());
+    let (since, mut read) = (Instant::now(), false);
     loop {
         sampler.run_once(&queue).await.expect("a look");
         retainer.run_once(&queue).await.expect("a step");
+        archivist.run_once(&queue).await.expect("a step");
         let seen = kept(&ground, &server).await;
         let age = now(&server).await - begin;
         // Nothing before its time: what was seen was seen before `age` was read.
@@ -180,11 +183,12 @@ async fn a_dead_letter_that_was_recorded_late_is_in_the_event_log_for_as_long_as
     for chore in &mut loops {
         while chore.run_once(&queue).await.expect("a step").next != Next::WhenNeeded {}
     }
-    let (mut sampler, mut retainer) = (Sampler::default(), Retainer::default());
+    let (mut sampler, mut retainer, mut archivist) = (Sampler::default(), Retainer::default(), Archivist::default());
     let (since, recorded, mut read) = (Instant::now(), now(&server).await, false);
     loop {
         sampler.run_once(&queue).await.expect("a look");
         retainer.run_once(&queue).await.expect("a step");
+        archivist.run_once(&queue).await.expect("a step");
         // First the log, which may lose it only after the queue.
         let seen = Kept { dead_letters: 0, ..kept(&ground, &server).await };
         let letters: usize = server.query(&["XLEN", &ground.keys.dead_letter]).await;
@@ -203,6 +207,41 @@ async fn a_dead_letter_that_was_recorded_late_is_in_the_event_log_for_as_long_as
         sleep(Duration::from_millis(20)).await;
     }
     assert!(read);
+}
+
+/// Closes: "a page of rows that may not go yet, and all rows behind it stay for ever".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_dead_letters_that_the_queue_keeps_hold_up_no_rows_behind_them() {
+    const KEPT: usize = 55;
+    let server = Server::start(Flavor::Redis70).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut policy = Policy::default();
+    (policy.retention.succeeded, policy.retention.failed) = (Duration::from_secs(1), Duration::from_secs(1));
+    let ground = Ground::new(&server, sqlite(&dir), &policy).await;
+    let queue = Queue::new(ground.name.clone(), ground.broker.clone(), Some(ground.log()));
+    let letters = &ground.keys.dead_letter;
+    server.command(&["XGROUP", "CREATE", letters, "readers", "0", "MKSTREAM"]).await;
+    run_all(&ground, &queue).await;
+    // A reader has them all, and is through with the latest alone.
+    server.command(&["XREADGROUP", "GROUP", "readers", "me", "STREAMS", letters, ">"]).await;
+    let all: Vec<(String, Vec<Vec<u8>>)> = server.query(&["XRANGE", letters, "-", "+"]).await;
+    for (id, _) in &all[KEPT..] {
+        server.command(&["XACK", letters, "readers", id]).await;
+    }
+    let (mut sampler, mut retainer, mut archivist) = (Sampler::default(), Retainer::default(), Archivist::default());
+    let since = Instant::now();
+    loop {
+        sampler.run_once(&queue).await.expect("a look");
+        retainer.run_once(&queue).await.expect("a step");
+        archivist.run_once(&queue).await.expect("a step");
+        let seen = kept(&ground, &server).await;
+        assert!(seen.rows >= KEPT && seen.events >= KEPT * 5, "the queue has them: {seen:?}");
+        if (seen.dead_letters as usize, seen.rows, seen.events) == (KEPT, KEPT, KEPT * 5) {
+            break;
+        }
+        assert!(since.elapsed() < Duration::from_secs(120), "{seen:?} is left");
+        sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// Reads and acknowledges a stream as a consumer does.
