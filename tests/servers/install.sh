@@ -70,6 +70,35 @@ place() {
   mv "$1" "$2"
 }
 
+# Files that keep packages from starting services while they are installed, and the first one's second line.
+policy=/usr/sbin/policy-rc.d
+policy_mark="# Made by tests/servers/install.sh for as long as it runs."
+no_database=/etc/postgresql-common/createcluster.d/windlass-tests.conf
+
+# finish_installations: finishes what was killed, which apt-get refuses to do by itself. A dpkg that runs for somebody
+# else holds a lock, and apt-get waits for that; what else is wrong it will tell.
+finish_installations() {
+  "$@" env DEBIAN_FRONTEND=noninteractive dpkg --configure -a >/dev/null 2>&1 9>&- || true
+}
+
+# Whoever made such a file holds a lock on it, by this descriptor; so does the apt-get that it started.
+hold() { exec 8<"$1"; flock 8; }
+is_left() { [[ -e $1 ]] && flock --nonblock "$1" true; }
+policy_is_left() { grep -qsxF "$policy_mark" "$policy" && is_left "$policy"; }
+
+# What a run that was killed has left in place, which must not stay: first the packages that it was about to install.
+if policy_is_left || is_left "$no_database"; then
+  say "finishing what an earlier run was killed at"
+  root=()
+  [[ $EUID -eq 0 ]] || root=(sudo -n)
+  finish_installations "${root[@]}"
+  if policy_is_left; then
+    "${root[@]}" rm -f "$policy" || say "$policy could not be removed; it keeps every new service from starting"
+    "${root[@]}" systemctl --quiet disable containerd 2>/dev/null || true
+  fi
+  ! is_left "$no_database" || "${root[@]}" rm -f "$no_database" || say "$no_database could not be removed"
+fi
+
 apt_updated=no
 apt_install() {
   command -v apt-get >/dev/null \
@@ -81,6 +110,7 @@ apt_install() {
   fi
   say "installing $* with apt (up to a minute)"
   if [[ $apt_updated == no ]]; then
+    finish_installations "${root[@]}"
     # A broken list of some other repository must not stop us; the install will tell.
     "${root[@]}" apt-get -qq update 9>&- || say "apt-get update failed; trying with the lists at hand"
     apt_updated=yes
@@ -119,17 +149,17 @@ if [[ $kubernetes == yes ]]; then
       || packages+=(containernetworking-plugins)
     if [[ ${#packages[@]} -gt 0 ]]; then
       # containerd's package would start it, now and at every boot; the tests start their own.
-      policy=/usr/sbin/policy-rc.d
+      ours=
       if [[ ! -e $policy ]]; then
-        trap 'rm -rf "$tmp" "$policy"' EXIT
-        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        ours=$policy
+        trap 'rm -rf "$tmp" "$ours"' EXIT
+        printf '#!/bin/sh\n%s\nexit 101\n' "$policy_mark" >"$policy"
         chmod +x "$policy"
-      else
-        policy=
+        hold "$policy"
       fi
       apt_install "${packages[@]}"
       # Whatever else is installed from now on starts as it likes.
-      [[ -z $policy ]] || rm -f "$policy"
+      [[ -z $ours ]] || rm -f "$ours"
       if [[ " ${packages[*]} " == *" containerd "* ]] && command -v systemctl >/dev/null; then
         systemctl --quiet disable containerd 2>/dev/null || true
       fi
@@ -177,11 +207,11 @@ if ! compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null \
   command -v pg_createcluster >/dev/null || apt_install postgresql-common
   root=()
   [[ $EUID -eq 0 ]] || root=(sudo)
-  settings=/etc/postgresql-common/createcluster.d/windlass-tests.conf
-  "${root[@]}" mkdir -p "${settings%/*}"
-  echo "create_main_cluster = false" | "${root[@]}" tee "$settings" >/dev/null
+  "${root[@]}" mkdir -p "${no_database%/*}"
+  echo "create_main_cluster = false" | "${root[@]}" tee "$no_database" >/dev/null
+  hold "$no_database"
   apt_install postgresql
-  "${root[@]}" rm -f "$settings"
+  "${root[@]}" rm -f "$no_database"
 fi
 
 # For a leader whose clock is wrong.
