@@ -182,6 +182,107 @@ fn an_installation_leaves_the_folder_of_the_next_one_alone() {
     assert!(cache.join(".tmp").is_dir(), "it is the other one's");
 }
 
+/// "dpkg was interrupted, you must manually run 'dpkg --configure -a'", says apt-get, and installs nothing.
+#[test]
+fn an_installation_finishes_what_an_earlier_one_was_killed_at() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let bin = dir.path().join("bin");
+    for name in ["apt-get", "dpkg"] {
+        script(&bin.join(name), &format!(r#"echo "$(basename "$0") $*" >>{}/done"#, dir.path().display()));
+    }
+    script(&bin.join("sudo"), r#"exec "$@""#);
+    // There is a machine's bash, but neither a Redis nor anything else that would have to be installed.
+    for name in ["basename", "bash", "dirname", "env", "flock", "grep", "mkdir", "rm"] {
+        let found = Command::new("sh").args(["-c", &format!("command -v {name}")]).output().expect("sh starts");
+        symlink(String::from_utf8(found.stdout).expect("a path").trim(), bin.join(name)).expect("a link");
+    }
+    let mut run = Command::new(project("tests/servers/install.sh"));
+    run.arg("--redis").env("PATH", &bin).env("WINDLASS_CACHE", dir.path().join("cache"));
+    let ended = run.output().expect("it starts");
+    assert!(!ended.status.success(), "apt-get brought nothing: {ended:?}");
+    let done = std::fs::read_to_string(dir.path().join("done")).expect("something was done");
+    let place = |words: &str| done.lines().position(|line| line.contains(words));
+    let (finished, installed) = (place("dpkg --configure -a"), place("install --no-install-recommends redis-tools"));
+    assert!(finished.is_some() && finished < installed, "{done}");
+}
+
+#[test]
+fn cgroups_of_version_2_hand_down_what_the_kubelet_wants() {
+    // What the kernel does, in a folder: controllers come from above, and not by way of a group with processes.
+    python(
+        r#"
+import errno, os, pathlib, tempfile
+from harness import sandbox
+
+class Group(type(pathlib.Path())):
+    def mkdir(self, *arguments, **words):
+        super().mkdir(*arguments, **words)
+        above = sandbox.CGROUPS if self.parent == sandbox.CGROUPS else self.parent
+        self.fill((above / "cgroup.subtree_control").read_text())
+        for file in ("cgroup.subtree_control", "cgroup.procs"):
+            (self / file).touch()
+
+    def fill(self, controllers):
+        pathlib.Path(self, "cgroup.controllers").write_text(controllers)
+
+    def write_text(self, text):
+        group = self.parent
+        if text[1:] not in (group / "cgroup.controllers").read_text().split():
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if busy and (group / "cgroup.procs").read_text():
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        with open(self, "a") as file:
+            file.write(f"{text[1:]} ")
+        for below in group.iterdir():
+            if below.is_dir():
+                below.fill(self.read_text())
+
+def controllers(there, procs):
+    with tempfile.TemporaryDirectory() as folder:
+        sandbox.CGROUPS = Group(folder)
+        sandbox.CGROUPS.fill(there)
+        pathlib.Path(folder, "cgroup.subtree_control").write_text("memory pids ")
+        pathlib.Path(folder, "cgroup.procs").write_text(procs)
+        sandbox.make_cgroups("windlass-1")
+        for _ in range(2):
+            sandbox.make_cgroups("windlass-1")
+        return {part: set((sandbox.CGROUPS / "windlass-1" / part / "cgroup.controllers").read_text().split())
+                for part in ("node1", "node2", "cluster")}
+
+busy = False
+for there in ("cpuset cpu io memory hugetlb pids rdma misc", "cpuset cpu io memory pids"):
+    found = controllers(there, "1 2")
+    assert found["node1"] == found["node2"] == set(there.split()) - {"io", "rdma", "misc"}, found
+
+# In a container the topmost group that is seen is none: it holds processes, and the kernel says so.
+busy = True
+try:
+    controllers("cpuset cpu memory pids", "1 2")
+except sandbox.Failed as failure:
+    assert "cannot hand down its controller cpu (Device or resource busy)" in str(failure), failure
+else:
+    raise SystemExit("nothing was said")
+"#,
+    );
+}
+
+#[test]
+fn a_machine_whose_bridges_pass_by_kube_proxys_rules_cannot_run_pods() {
+    if !geteuid().is_root() {
+        return;
+    }
+    python(
+        r#"
+from harness import sandbox
+
+if sandbox.why_not() is None:
+    sandbox.BRIDGE_FILTER, sandbox.BRIDGE_MODULE = sandbox.BRIDGE_FILTER.with_name("none"), "windlass_none"
+    reason = sandbox.why_not()
+    assert reason and "the kernel's module windlass_none is missing" in reason, reason
+"#,
+    );
+}
+
 #[test]
 fn a_build_that_is_killed_takes_along_what_it_started() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -15,8 +15,8 @@ from .control import Control
 from .process import Failed, command, end_all, tail
 
 HERE = Path(__file__).resolve().parent.parent
-# Outside the range that tests choose from.
-OWN_PORT, OWN_ETCD_PORT = 16443, 16379
+# Outside the range that tests choose from, and not where `windlass dev` puts its Redis.
+OWN_PORT, OWN_ETCD_PORT = 16443, 16444
 
 
 def main(arguments):

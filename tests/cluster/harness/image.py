@@ -21,6 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 from pathlib import Path
 
 from .process import Failed
@@ -144,13 +145,15 @@ def write_like(archive, out, name, labels):
 def write_archive(out, files):
     """Writes an archive of these files, whole or not at all."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    new = out.with_name(f".{out.name}.{os.getpid()}")
-    with tarfile.open(new, "w") as tar:
-        for path, content in files.items():
-            info = tarfile.TarInfo(path)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    new.rename(out)
+    # Somebody in another process namespace may have our number, and write the same archive.
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+        new = Path(folder) / out.name
+        with tarfile.open(new, "w") as tar:
+            for path, content in files.items():
+                info = tarfile.TarInfo(path)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+        new.rename(out)
 
 
 def digest(blob):

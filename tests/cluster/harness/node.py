@@ -9,7 +9,7 @@ import subprocess
 
 from .control import POD_RANGE, SERVICE_RANGE
 from .process import Failed, command, start, tied, wait
-from .sandbox import cni_folder
+from .sandbox import BRIDGE_FILTER, cni_folder
 
 BRIDGE = "nodes"
 CONTROL_ADDRESS = "10.99.0.1"
@@ -84,9 +84,9 @@ class Node:
 
     def _prepare_network(self):
         # Packets pass from pod to pod, and those between two pods of one bridge pass kube-proxy's
-        # rules too: a Service may have led there.
-        script = "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/bridge/bridge-nf-call-iptables || :"
-        self._on_node("sh", "-c", script)
+        # rules too: a Service may have led there, and its answer has to come back as the Service's. Both are
+        # settings of this node's network alone.
+        self._on_node("sh", "-c", f"echo 1 >/proc/sys/net/ipv4/ip_forward && echo 1 >{BRIDGE_FILTER}")
         folder = self.state / "cni"
         folder.mkdir()
         bridge = {

@@ -29,6 +29,11 @@ CGROUPS = Path("/sys/fs/cgroup")
 PREFIX = "windlass-"
 NEEDED = ["containerd", "ctr", "runc", "nft", "ip", "unshare", "nsenter", "mount", "setpriv"]
 CNI_FOLDERS = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"]
+# What the kubelet wants to find in the cgroup of a node, of what the machine has. With version 2 alone: with version 1
+# each is a hierarchy of its own.
+CONTROLLERS = ["cpu", "cpuset", "memory", "hugetlb", "pids"]
+# Where the kernel tells whether packets on a bridge pass the rules of nftables, and what makes it ask.
+BRIDGE_FILTER, BRIDGE_MODULE = Path("/proc/sys/net/bridge/bridge-nf-call-iptables"), "br_netfilter"
 # How long the kernel may take to end everything.
 END_SECONDS = 60
 # How long a port is waited for that is not free yet.
@@ -46,20 +51,24 @@ def why_not():
         return f"there is no {', '.join(missing)}; `make kubernetes` installs them on Debian and Ubuntu"
     if not cni_folder():
         return "there are no CNI plugins; the package is containernetworking-plugins"
+    load_bridge_filter()
     tried = subprocess.run(
         ["unshare", "--pid", "--mount", "--net", "--fork", "sh", "-c",
-         "mount -t proc proc /proc && ip link add name b type bridge && nft list ruleset"],
+         "mount -t proc proc /proc && ip link add name b type bridge && nft list ruleset >/dev/null "
+         f"&& {{ [ ! -e {BRIDGE_FILTER} ] || echo filtered; }}"],
         capture_output=True, text=True, check=False, env={**os.environ, "PATH": search_path()},
     )
     if tried.returncode != 0:
         said = tried.stderr.strip().splitlines() or [f"unshare ended with {tried.returncode}"]
         return f"namespaces cannot be made: {said[-1]}"
+    if "filtered" not in tried.stdout:
+        return f"packets between pods would not pass kube-proxy's rules: the kernel's module {BRIDGE_MODULE} is missing"
     name = f"{PREFIX}0-{os.getpid()}"
     # Nobody is in these: whoever starts a cluster meanwhile would take them for forgotten ones.
     with locked("cgroups"):
         try:
             make_cgroups(name)
-        except OSError as error:
+        except (OSError, Failed) as error:
             return f"cgroups cannot be made: {error}"
         finally:
             remove_cgroups(name)
@@ -74,6 +83,17 @@ def search_path():
 def cni_folder():
     """The folder with the CNI plugins, or None."""
     return next((folder for folder in CNI_FOLDERS if os.access(f"{folder}/bridge", os.X_OK)), None)
+
+
+def load_bridge_filter():
+    """Loads the module without which packets between two pods of one bridge pass no rule, where it is one."""
+    # It stays, as do those that the kernel loads by itself for namespaces and bridges.
+    if not BRIDGE_FILTER.exists():
+        with contextlib.suppress(OSError):
+            subprocess.run(
+                ["modprobe", BRIDGE_MODULE], capture_output=True, check=False,
+                env={**os.environ, "PATH": search_path()},
+            )
 
 
 def run_up(chosen, here, say):
@@ -176,6 +196,30 @@ def make_cgroups(name):
     for hierarchy in hierarchies():
         for part in ("cluster", "node1", "node2"):
             (hierarchy / name / part).mkdir(parents=True, exist_ok=True)
+    if (CGROUPS / "cgroup.controllers").exists():
+        hand_down(name)
+
+
+def hand_down(name):
+    """Gives the nodes' cgroups the controllers that the kubelet wants, which with version 2 come from above only."""
+    # No process may be in a group that hands controllers down, but in the topmost one of all. Ours are in `cluster`,
+    # and the kubelet's in groups that it makes below the nodes'.
+    there = words(CGROUPS / "cgroup.controllers")
+    wanted = [controller for controller in CONTROLLERS if controller in there]
+    for group in (CGROUPS, CGROUPS / name):
+        # What the topmost one hands down stays so: others may have come to use it.
+        for controller in wanted:
+            if controller in words(group / "cgroup.subtree_control"):
+                continue
+            try:
+                (group / "cgroup.subtree_control").write_text(f"+{controller}")
+            except OSError as error:
+                raise Failed(f"{group} cannot hand down its controller {controller} ({error.strerror})") from error
+
+
+def words(file):
+    """The words of a file."""
+    return file.read_text().split()
 
 
 def joined(name, sandbox):
