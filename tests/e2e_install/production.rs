@@ -1,5 +1,5 @@
 //! A release for work that matters, as docs/operations.md begins it: servers with passwords, pods that have their own,
-//! history in PostgreSQL, and two operators.
+//! history in PostgreSQL, and two operators. All of them speak TLS with Redis, whose certificate an authority of its own signs.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -31,6 +31,32 @@ fn redis_cli(store: &str, password: &str) -> String {
     format!("redis-cli() {{ kubectl exec -n {store} redis-0 -- redis-cli {login} \"$@\"; }}\n")
 }
 
+/// Has a Redis speak TLS on port 6380, and gives its authority to the release.
+async fn speak_tls(scene: &Scene, system: &str, store: &str) {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let said = scene
+        .types(&format!(
+            "{redis_cli}
+             cd {folder}
+             key='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'
+             openssl req -x509 $key -subj /CN=authority -addext keyUsage=critical,keyCertSign -days 2 -keyout ca.key -out ca.crt
+             openssl req $key -subj /CN=redis -keyout tls.key -out tls.csr
+             printf '%s\\n' basicConstraints=critical,CA:FALSE extendedKeyUsage=serverAuth \
+               subjectAltName=DNS:redis.{store}.svc >extensions
+             openssl x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -set_serial 2 -days 2 -extfile extensions -out tls.crt
+             for file in ca.crt tls.crt tls.key; do
+               kubectl exec -i -n {store} redis-0 -- sh -c \"cat >/data/$file\" <$file
+             done
+             redis-cli CONFIG SET tls-auth-clients no tls-ca-cert-file /data/ca.crt tls-cert-file /data/tls.crt \
+               tls-key-file /data/tls.key tls-port 6380
+             kubectl create secret generic windlass-redis-ca -n {system} --from-file=ca.crt",
+            redis_cli = redis_cli(store, ""),
+            folder = folder.path().display(),
+        ))
+        .await;
+    assert!(said.lines().any(|line| line.trim() == "OK"), "{said}");
+}
+
 /// Makes a Secret with a URL, or changes it.
 fn secret(namespace: &str, name: &str, url: &str) -> String {
     format!(
@@ -45,12 +71,13 @@ pub(super) struct Production {
 }
 
 impl Production {
-    /// Installs it with the guide's own values and the guide's own user for pods.
+    /// Installs it with the guide's own values and the guide's own user for pods, and has Helm test it.
     pub(super) async fn install(scene: &Scene) -> Self {
         let ((), place) = tokio::join!(load_postgres(scene.cluster), scene.place());
         let production = Self { place };
         let Place { system, jobs, store } = &production.place;
         let (system, jobs, store) = (&**system, &**jobs, &**store);
+        speak_tls(scene, system, store).await;
         let user = block("ACL SETUSER").replace("shop-emails", "pods").replace("PASSWORD", OLD);
         let user = user.replace("shop/emails", &format!("{jobs}/work"));
         let secrets = production.secrets(OLD)
@@ -78,20 +105,24 @@ impl Production {
             block("existingSecret: windlass-event-log").replace("REGISTRY", "localhost").replace("TAG", "test");
         let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
         file.write_all(values.as_bytes()).expect("it can be written");
-        scene
+        let said = scene
             .types(&format!(
                 "helm install windlass charts/windlass -n {system} --wait --timeout 3m -f {} \
-                   --set serviceMonitor.enabled=false,podMonitor.enabled=false,prometheusRule.enabled=false",
+                   --set redis.caExistingSecret=windlass-redis-ca \
+                   --set serviceMonitor.enabled=false,podMonitor.enabled=false,prometheusRule.enabled=false
+                 helm test windlass -n {system}",
                 file.path().display()
             ))
             .await;
+        assert!(said.contains("Succeeded"), "{said}");
         production
     }
 
     /// The Secrets of the operator and of the pods, with a password.
     fn secrets(&self, password: &str) -> String {
         let Place { system, jobs, store } = &self.place;
-        let url = |user: &str| format!("redis://{user}:{password}@redis.{}.svc:6379", &**store);
+        // Pods are told of the operator's authority.
+        let url = |user: &str| format!("rediss://{user}:{password}@redis.{}.svc:6380", &**store);
         secret(jobs, "windlass-redis", &url("pods")) + &secret(system, "windlass-operator-redis", &url(""))
     }
 
