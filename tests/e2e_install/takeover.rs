@@ -15,28 +15,31 @@ use super::scene::{Place, Scene};
 const OPERATORS: &str = "app.kubernetes.io/component=operator";
 /// Within what another one leads.
 const IN_TIME: SignedDuration = SignedDuration::from_secs(17);
-const TRIES: usize = 3;
+/// How often another one has to lead in time, and how often it may be late meanwhile.
+const IN_TIME_AT_LEAST: usize = 2;
+const LATE_AT_MOST: usize = 1;
 
 fn holder(lease: Option<&Lease>) -> Option<String> {
     let holder = lease?.spec.as_ref()?.holder_identity.clone();
     holder.filter(|holder| !holder.is_empty())
 }
 
-/// Who leads: the name by which it holds the Lease, and its pod.
-async fn leader(scene: &Scene, place: &Place) -> (String, Pod) {
+/// Who leads: the name by which it holds the Lease, when it renewed that last, and its pod.
+async fn leader(scene: &Scene, place: &Place) -> (String, Timestamp, Pod) {
     let leases: Api<Lease> = Api::namespaced(scene.client.clone(), &place.system);
     let held = scene.cluster.wait(&leases, "windlass", "to be held", |found| holder(found).is_some()).await;
     let name = holder(held.as_ref()).expect("it was waited for");
+    let renewed = held.and_then(|lease| lease.spec?.renew_time).expect("who holds it has renewed it").0;
     let pods = scene.pods(&place.system, OPERATORS).await;
     let pod = pods.into_iter().find(|pod| name.starts_with(&pod.name_any()));
-    (name, pod.expect("the leader has a pod"))
+    (name, renewed, pod.expect("the leader has a pod"))
 }
 
 /// Waits until somebody else leads than `from`, and returns how long nobody did, as the Lease itself tells: from the last
-/// renewal until it was taken.
-async fn taken_over(scene: &Scene, place: &Place, from: &str) -> SignedDuration {
+/// renewal that was seen until it was taken. The first one was seen before the end, because the next leader may be quicker than
+/// the first look.
+async fn taken_over(scene: &Scene, place: &Place, from: &str, mut renewed: Timestamp) -> SignedDuration {
     let leases: Api<Lease> = Api::namespaced(scene.client.clone(), &place.system);
-    let mut renewed = None;
     scene
         .cluster
         .wait_for(&place.system, "another one to lead", async || {
@@ -44,30 +47,30 @@ async fn taken_over(scene: &Scene, place: &Place, from: &str) -> SignedDuration 
             let spec = lease.spec.clone().unwrap_or_default();
             if holder(Some(&lease)).is_some_and(|name| name != from) {
                 let taken = spec.acquire_time.expect("it says since when").0;
-                return Ok(renewed.map_or(SignedDuration::ZERO, |last| taken.duration_since(last)));
+                return Ok(taken.duration_since(renewed));
             }
-            renewed = spec.renew_time.as_ref().map(|time| time.0);
+            renewed = spec.renew_time.as_ref().map_or(renewed, |time| time.0);
             Err(format!("{spec:?}"))
         })
         .await
 }
 
-/// Ends the leader in some way and sees to it that another one leads in time. On a machine that is busy with something else
-/// a leader may be late once; a promise that does not hold is broken each time.
+/// Ends the leader in some way and sees to it that another one leads in time, two times of three at the least: on a machine
+/// that is busy with something else it may be late once.
 async fn hands_over(scene: &Scene, place: &Place, what: &str, end: impl AsyncFn(&Pod)) {
-    let mut late = Vec::new();
-    while late.len() < TRIES {
+    let (mut in_time, mut late) = (0, Vec::new());
+    while in_time < IN_TIME_AT_LEAST {
         two_are_ready(scene, place).await;
-        let (name, pod) = leader(scene, place).await;
+        let (name, renewed, pod) = leader(scene, place).await;
         end(&pod).await;
-        let took = taken_over(scene, place, &name).await;
+        let took = taken_over(scene, place, &name, renewed).await;
         eprintln!("measured: {what}: nobody led for {:.1} s", took.as_secs_f64());
-        if took <= IN_TIME {
-            return;
+        match took <= IN_TIME {
+            true => in_time += 1,
+            false => late.push(took),
         }
-        late.push(took);
+        assert!(late.len() <= LATE_AT_MOST, "{what}: nobody led for {late:?}");
     }
-    panic!("{what}: nobody led for {late:?}");
 }
 
 async fn two_are_ready(scene: &Scene, place: &Place) {
