@@ -358,7 +358,8 @@ pub enum Settled {
     },
     /// It is dead, and its dead letter is to be recorded.
     Dead,
-    /// This very settlement was made before; its answer was lost.
+    /// This very settlement was made before; its answer was lost. A failure or a release is recognised until its task
+    /// is claimed again, an end for as long as its result is kept.
     AlreadySettled,
     /// Somebody else has, or had, the task since. What this settlement said may have been counted before that: a failure
     /// or a release that is said again after its retry was claimed is answered so, too. Nothing is counted twice.
