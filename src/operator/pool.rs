@@ -76,6 +76,8 @@ struct Memory {
     slack: Option<Slack>,
     /// What was applied last, and how the Deployment was right after it.
     applied: Option<(String, String)>,
+    /// How often in a row the API server did not do its part.
+    failures: u32,
 }
 
 impl Shared {

@@ -5,6 +5,49 @@ use serde_json::json;
 
 use super::ground::{Ground, replicas};
 
+/// Has the API server refuse Deployments of more than two pods, as a policy of the cluster would, of the namespace's name.
+async fn refuse_more_than_two(ground: &Ground) {
+    let namespace = &*ground.namespace;
+    let rules = json!([{"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["deployments"]}]);
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": namespace},
+        "spec": {"matchConstraints": {"resourceRules": rules},
+                 "validations": [{"expression": "object.spec.replicas <= 2", "message": "two pods are enough"}]},
+    });
+    let here = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}});
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": namespace},
+        "spec": {"policyName": namespace, "validationActions": ["Deny"], "matchResources": here},
+    });
+    ground.cluster.apply(namespace, &format!("{policy}\n---\n{binding}")).await;
+    let many = Patch::Merge(json!({"spec": {"replicas": 3}}));
+    let in_force = async || {
+        let answer = ground.deployments().patch("p", &PatchParams::default().dry_run(), &many).await;
+        answer.map_or_else(|_| Ok(()), |_| Err("it is taken".to_owned()))
+    };
+    ground.cluster.wait_for(namespace, "the policy to be in force", in_force).await;
+}
+
+#[tokio::test]
+async fn a_refusal_of_what_was_accepted_before_is_told_and_mended_by_itself() {
+    let ground = Ground::new().await;
+    ground.queue("q").await;
+    ground.pool("p", "q", json!({"replicas": 1})).await;
+    ground.replicas("p", 1).await;
+    ground.condition("p", "TemplateAccepted", "True", "TemplateAccepted").await;
+    refuse_more_than_two(&ground).await;
+    let scale = ["-n", &*ground.namespace, "scale", "workerpool/p", "--replicas=5"];
+    ground.cluster.kubectl(&scale).await;
+    let message = ground.condition("p", "TemplateAccepted", "False", "TemplateRefused").await;
+    assert!(message.contains("two pods are enough"), "{message}");
+    let message = ground.condition("p", "Ready", "False", "TemplateRefused").await;
+    assert!(message.contains("two pods are enough"), "{message}");
+    assert_eq!(replicas(&ground.deployments().get("p").await.expect("there")), 1, "what is there stays");
+    ground.cluster.kubectl(&["delete", "validatingadmissionpolicybinding", &*ground.namespace]).await;
+    ground.replicas("p", 5).await;
+    ground.condition("p", "TemplateAccepted", "True", "TemplateAccepted").await;
+}
+
 #[tokio::test]
 async fn a_template_that_is_refused_says_why_and_what_is_there_goes_on() {
     let ground = Ground::new().await;

@@ -36,6 +36,8 @@ pub(super) enum TemplateFound {
     AsBefore(Judgement),
     /// It is not taken.
     Refused(String),
+    /// The API server, or a webhook that it asks, cannot say.
+    Unanswered(String),
     /// A Deployment of the pool's name is somebody else's.
     NameTaken,
 }
@@ -97,6 +99,7 @@ fn template(found: &Findings<'_>) -> Judgement {
             "a Deployment of the pool's name belongs to somebody else: delete or rename it, or rename the pool",
         ),
         (_, Some(why)) => Judgement::no(TemplateAccepted, Reason::PodsRefused, why),
+        (TemplateFound::Unanswered(why), None) => Judgement::unknown(TemplateAccepted, Reason::NotJudged, why.clone()),
         (TemplateFound::NotJudged, None) => {
             Judgement::unknown(TemplateAccepted, Reason::NotJudged, "pods are made when the queue is there")
         }
@@ -215,6 +218,12 @@ mod tests {
             found.live = None;
         };
         assert_eq!(reasons(both), ["TemplateRefused", "QueueFound", "TemplateRefused", "NotDeployed", "FixedReplicas"]);
+    }
+
+    #[test]
+    fn a_template_that_nobody_can_judge_is_not_ready_and_says_why() {
+        let seen = reasons(|found| found.template = TemplateFound::Unanswered("a webhook is away".into()));
+        assert_eq!(seen[..3], ["NotJudged", "QueueFound", "NotJudged"]);
     }
 
     #[test]

@@ -41,6 +41,8 @@ const WHILE_UNKNOWN: Duration = Duration::from_secs(5);
 const WHILE_QUIET: Duration = Duration::from_secs(60);
 /// Between two looks at a pool that waits for others.
 const WHILE_OTHERS_ROLL: Duration = Duration::from_secs(5);
+/// After so many failures in a row one that may pass by itself is told: a moment's is no news.
+const WORTH_TELLING: u32 = 3;
 /// How many pods are told at a time what they are worth.
 const PATCHES_TOGETHER: usize = 8;
 
@@ -51,6 +53,26 @@ struct Plan {
     template: TemplateFound,
     scale: Scale,
     waits_for_turn: bool,
+    /// What the API server did not do.
+    failed: Option<OperatorError>,
+}
+
+impl Plan {
+    /// Something was not done. What that says of the template is told with all the rest.
+    fn fail(&mut self, error: OperatorError, uid: &str, shared: &Shared) {
+        let failures = {
+            let mut memory = shared.memory();
+            let failures = &mut memory.entry(uid.to_owned()).or_default().failures;
+            *failures = failures.saturating_add(1);
+            *failures
+        };
+        match verdict::read(&error) {
+            Some(TemplateFound::Unanswered(_)) if failures < WORTH_TELLING => {}
+            Some(found) if !matches!(self.template, TemplateFound::Refused(_)) => self.template = found,
+            _ => {}
+        }
+        self.failed = Some(error);
+    }
 }
 
 /// Brings a pool up to date, and says when to look again.
@@ -68,42 +90,49 @@ pub(super) async fn reconcile(pool: &Guarded, shared: &Shared) -> Result<Action,
         return Ok(Action::await_change());
     }
     let mut observed = observe(pool, shared).await?;
-    let plan = plan(pool, &uid, &observed, shared).await?;
-    if let Some(draft) = &plan.draft
-        && let Some(applied) = apply(pool, &uid, draft, &plan.scale, &observed, shared).await?
-    {
-        observed.live = Some(applied);
+    let mut plan = plan(pool, &uid, &observed, shared).await;
+    if let Some(draft) = &plan.draft {
+        match apply(pool, &uid, draft, &plan.scale, &observed, shared).await {
+            Ok(Some(applied)) => observed.live = Some(applied),
+            Ok(None) => {}
+            Err(error) => plan.fail(error, &uid, shared),
+        }
     }
-    let left = say(pool, &plan, &observed, shared).await?;
+    let left = say(pool, &plan, &observed, shared).await;
+    if let Some(error) = plan.failed {
+        return Err(error);
+    }
+    let left = left?;
+    shared.memory().entry(uid.clone()).or_default().failures = 0;
     let wait = rest(pool, &plan, &observed, shared);
     Ok(Action::requeue(left.map_or(wait, |left| wait.min(left)).mul_f64(0.9 + 0.2 * fastrand::f64())))
 }
 
 /// Decides. Asks the API server where it has to judge a template.
-async fn plan(pool: &WorkerPool, uid: &str, observed: &Observed, shared: &Shared) -> Result<Plan, OperatorError> {
+async fn plan(pool: &WorkerPool, uid: &str, observed: &Observed, shared: &Shared) -> Plan {
     let scale = scale(pool, uid, observed, shared);
     let live = observed.live.as_ref();
     // What stays as it is does not roll: the turn is somebody else's.
     let without_turn = |draft, template| {
         shared.pacing.forget(uid);
-        Plan { draft, template, scale: scale.clone(), waits_for_turn: false }
+        Plan { draft, template, scale: scale.clone(), waits_for_turn: false, failed: None }
     };
     if live.is_some_and(|live| owned(live, pool) == Owned::Foreign) {
-        return Ok(without_turn(None, TemplateFound::NameTaken));
+        return without_turn(None, TemplateFound::NameTaken);
     }
     let stay = |template| without_turn(live.and_then(kept), template);
     let Some(ground) = &observed.ground else {
         let template = judged_before(pool).map_or(TemplateFound::NotJudged, TemplateFound::AsBefore);
-        return Ok(stay(template));
+        return stay(template);
     };
     let (draft, remarks) = match draft(pool, uid, ground, shared) {
         Ok(made) => made,
-        Err(problem) => return Ok(stay(TemplateFound::Refused(problem))),
+        Err(problem) => return stay(TemplateFound::Refused(problem)),
     };
     let change = change(live, &draft);
     if shared.pacing.turn(uid, change, live) == Turn::Later {
         let template = judged_before(pool).map_or(TemplateFound::NotJudged, TemplateFound::AsBefore);
-        return Ok(Plan { waits_for_turn: true, ..stay(template) });
+        return Plan { waits_for_turn: true, ..stay(template) };
     }
     let before = judged_before(pool).filter(|_| change == Change::None);
     let template = match before {
@@ -111,15 +140,22 @@ async fn plan(pool: &WorkerPool, uid: &str, observed: &Observed, shared: &Shared
         None => {
             let (namespace, _) = key(pool);
             let wanted = manifest(pool, &draft, scale.replicas);
-            let verdict = verdict::ask(&shared.context.client, &namespace, &wanted).await;
-            match verdict.inspect_err(|_| shared.pacing.forget(uid))? {
-                Verdict::Accepted(warnings) => TemplateFound::Accepted(remarks.into_iter().chain(warnings).collect()),
+            match verdict::ask(&shared.context.client, &namespace, &wanted).await {
+                Ok(Verdict::Accepted(warnings)) => {
+                    TemplateFound::Accepted(remarks.into_iter().chain(warnings).collect())
+                }
                 // What is there goes on until the template is mended.
-                Verdict::Refused(why) => return Ok(stay(TemplateFound::Refused(why))),
+                Ok(Verdict::Refused(why)) => return stay(TemplateFound::Refused(why)),
+                Err(error) => {
+                    let known = judged_before(pool).map_or(TemplateFound::NotJudged, TemplateFound::AsBefore);
+                    let mut plan = without_turn(None, known);
+                    plan.fail(error, uid, shared);
+                    return plan;
+                }
             }
         }
     };
-    Ok(Plan { draft: Some(draft), template, scale, waits_for_turn: false })
+    Plan { draft: Some(draft), template, scale, waits_for_turn: false, failed: None }
 }
 
 fn scale(pool: &WorkerPool, uid: &str, observed: &Observed, shared: &Shared) -> Scale {

@@ -7,6 +7,7 @@ use kube::core::{Request, Status};
 use kube::{Client, Resource};
 use serde_json::Value;
 
+use super::judge::TemplateFound;
 use crate::operator::apply::FIELD_MANAGER;
 use crate::operator::error::OperatorError;
 
@@ -43,6 +44,16 @@ pub(super) async fn ask(client: &Client, namespace: &str, manifest: &Value) -> R
         return Ok(Verdict::Refused(status.message));
     }
     Err(failed(kube::Error::Api(status.boxed())))
+}
+
+/// What an answer that was no yes says of the template; `None` if there was no answer at all.
+pub(super) fn read(error: &OperatorError) -> Option<TemplateFound> {
+    let OperatorError::Api { source, .. } = error else { return None };
+    let kube::Error::Api(status) = &**source else { return None };
+    Some(match is_refusal(status.code, &status.message) {
+        true => TemplateFound::Refused(status.message.clone()),
+        false => TemplateFound::Unanswered(error.to_string()),
+    })
 }
 
 /// Whether the same Deployment would be refused again. The API server has no code of its own for a field
@@ -83,5 +94,17 @@ mod tests {
         assert!(is_refusal(422, "spec.x: Invalid value") && is_refusal(403, "denied") && is_refusal(400, ""));
         assert!(is_refusal(500, "failed to create typed patch object: .spec.x: field not declared in schema"));
         assert!(!is_refusal(500, "etcdserver: request timed out") && !is_refusal(429, "") && !is_refusal(503, ""));
+    }
+
+    #[test]
+    fn an_answer_that_is_no_yes_says_something_of_the_template_and_silence_does_not() {
+        let answered = |code: u16| {
+            let status = Status::failure("a policy says no", "Because").with_code(code);
+            OperatorError::api("apply the Deployment")(kube::Error::Api(status.boxed()))
+        };
+        assert_eq!(read(&answered(422)), Some(TemplateFound::Refused("a policy says no".to_owned())));
+        let why = "the API server did not apply the Deployment: a policy says no".to_owned();
+        assert_eq!(read(&answered(500)), Some(TemplateFound::Unanswered(why)));
+        assert_eq!(read(&OperatorError::TooLong(std::time::Duration::ZERO)), None);
     }
 }
