@@ -159,6 +159,11 @@ pub(super) fn is_stuck(live: &Deployment) -> bool {
         .is_some_and(|(status, reason, _)| status == "False" && reason == "ProgressDeadlineExceeded")
 }
 
+/// Whether somebody holds up what would roll.
+pub(super) fn is_paused(live: &Deployment) -> bool {
+    live.spec.as_ref().and_then(|spec| spec.paused) == Some(true)
+}
+
 /// Why pods could not even be made, where that is so.
 pub(super) fn replica_failure(live: &Deployment) -> Option<String> {
     condition(live, "ReplicaFailure").filter(|(status, ..)| status == "True").map(|(_, _, message)| message)

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 
-use super::deployment::{ASKED, Draft, TEMPLATE, is_rolled_out, is_stuck};
+use super::deployment::{ASKED, Draft, TEMPLATE, is_paused, is_rolled_out, is_stuck};
 
 /// How many pools roll at once because of what they share.
 const AT_ONCE: usize = 3;
@@ -60,14 +60,18 @@ impl Pacing {
         let mut rolling = self.0.lock().expect("invariant: no panic while held");
         match change {
             Change::None => {
-                if live.is_some_and(|live| is_rolled_out(live) || is_stuck(live)) {
+                if live.is_some_and(|live| is_rolled_out(live) || is_stuck(live) || is_paused(live)) {
                     rolling.remove(uid);
                 }
                 Turn::Now
             }
             Change::Asked => Turn::Now,
-            // No pod, nobody who could feel it.
+            // No pod, nobody who could feel it; and what somebody paused rolls when that somebody lets it.
             Change::Ours if live.and_then(|live| live.spec.as_ref()?.replicas) == Some(0) => Turn::Now,
+            Change::Ours if live.is_some_and(is_paused) => {
+                rolling.remove(uid);
+                Turn::Now
+            }
             Change::Ours if rolling.contains(uid) || rolling.len() < AT_ONCE => {
                 rolling.insert(uid.to_owned());
                 Turn::Now
@@ -138,5 +142,27 @@ mod tests {
         stuck.status.as_mut().expect("a status").conditions = serde_json::from_value(given_up).expect("conditions");
         pacing.turn("a", Change::None, Some(&stuck));
         assert_eq!(pacing.turn("d", Change::Ours, Some(&old)), Turn::Now);
+    }
+
+    #[test]
+    fn rollouts_that_somebody_paused_keep_no_turn() {
+        let pacing = Pacing::default();
+        let old = live("a", "1", 1);
+        let paused = |digest: &str| {
+            let mut paused = live("a", digest, 0);
+            paused.spec.as_mut().expect("a spec").paused = Some(true);
+            paused
+        };
+        for uid in ["a", "b", "c"] {
+            pacing.turn(uid, Change::Ours, Some(&old));
+        }
+        assert_eq!(pacing.turn("d", Change::Ours, Some(&old)), Turn::Later);
+        assert_eq!(pacing.turn("p", Change::Ours, Some(&paused("1"))), Turn::Now, "it takes nobody's turn");
+        pacing.turn("a", Change::None, Some(&paused("2")));
+        pacing.turn("b", Change::Ours, Some(&paused("1")));
+        for uid in ["d", "e"] {
+            assert_eq!(pacing.turn(uid, Change::Ours, Some(&old)), Turn::Now);
+        }
+        assert_eq!(pacing.turn("f", Change::Ours, Some(&old)), Turn::Later, "c still rolls");
     }
 }
