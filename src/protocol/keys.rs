@@ -154,6 +154,11 @@ impl Keys {
         if together { Ok(()) } else { Err(InvalidKeys::NoCommonTag) }
     }
 
+    /// Whether a stream of it has a name that was there before.
+    pub fn adopts(&self) -> bool {
+        [&self.task, &self.result, &self.dead_letter].iter().any(|stream| !stream.starts_with(&self.prefix))
+    }
+
     /// Whether another queue with those keys would use a stream of this one.
     pub fn share_a_stream(&self, other: &Self) -> bool {
         let theirs = [&other.task, &other.result, &other.dead_letter];
@@ -335,6 +340,7 @@ mod tests {
                 && !first.share_a_stream(&with("shop/second", "c", "d"))
         );
         assert!(!first.share_a_stream(&Keys::new(&queue())));
+        assert!(first.adopts() && !Keys::new(&queue()).adopts());
     }
 
     #[test]
