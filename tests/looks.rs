@@ -128,7 +128,8 @@ async fn where_others_are_at_work_only_ready_work_of_the_own_types_and_raw_entri
     let request = |limit| ClaimRequest { worker: &worker, capabilities: &ours, limit, recover: None };
     let held = queues[1].claim(request(1)).await.expect("claimed").tasks.remove(0);
     assert_eq!(different(&looks).await, [3, 4]);
-    let released = Settlement { lease: held.lease, outcome: Outcome::Released { delay: Duration::ZERO }, dice: Dice(0) };
+    let released =
+        Settlement { lease: held.lease, outcome: Outcome::Released { delay: Duration::ZERO }, dice: Dice(0) };
     queues[1].settle(&[released], request(0)).await.expect("settled");
     assert_eq!(different(&looks).await, [1, 3, 4]);
 }

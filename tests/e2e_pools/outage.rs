@@ -11,7 +11,8 @@ use super::stage::{Stage, Watch};
 async fn while_redis_hangs_nothing_restarts_and_then_everything_goes_on() {
     let Some(stage) = Stage::shared().await else { return };
     stage.queue(json!({})).await;
-    let autoscaling = json!({"minReplicas": 0, "maxReplicas": 2, "tasksPerReplica": 10, "scaleDownAfterSeconds": 1});
+    // Both pods stay until they were seen, however slowly they start.
+    let autoscaling = json!({"minReplicas": 0, "maxReplicas": 2, "tasksPerReplica": 10, "scaleDownAfterSeconds": 60});
     stage.pool("p", json!({"autoscaling": autoscaling, "concurrency": 5})).await;
     stage.enqueue(60, 2.0).await;
     stage.ready("p", 2).await;

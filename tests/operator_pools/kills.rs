@@ -18,7 +18,7 @@ const POOL: &str = "windlass.dev/pool";
 
 /// How often it is killed: 50 times in the long version (`WINDLASS_CHAOS=full`).
 fn kills() -> usize {
-    if std::env::var("WINDLASS_CHAOS").is_ok_and(|value| value == "full") { 50 } else { 8 }
+    if std::env::var("WINDLASS_CHAOS").is_ok_and(|value| value == "full") { 50 } else { 20 }
 }
 
 /// What a pool is to be, by its number: every third one follows 25 tasks, ten a pod.

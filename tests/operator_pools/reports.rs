@@ -12,8 +12,8 @@ use windlass::protocol::state::RetryReason;
 
 use super::ground::{Ground, task};
 
-/// Far more than taking tasks back takes on any machine, and far less than a worker's silence takes to be noticed.
-const SOON: Duration = Duration::from_secs(20);
+/// What is promised: so long after the report the tasks are back.
+const IN_TIME: Duration = Duration::from_secs(1);
 
 /// A container's status, as a kubelet writes it.
 fn status(name: &str, state: Value) -> Value {
@@ -37,7 +37,7 @@ async fn tasks_are_back_soon_after_the_report_with_reason_and_exit_code() {
     ground.apply(json!({"kind": "TaskQueue", "metadata": {"name": "q"}, "spec": spec})).await;
     ground.ready_queue("q").await;
     ground.pool("p", "q", json!({"replicas": 5})).await;
-    let broker = ground.broker("q");
+    let (broker, mut late) = (ground.broker("q"), Vec::new());
     for (round, pod) in ground.pods_of("p", 5).await.iter().enumerate() {
         ground.kubelet_says(pod, "Running", json!({"state": running()})).await;
         let worker = ground.worker("q", pod, "p", 20).await;
@@ -55,11 +55,13 @@ async fn tasks_are_back_soon_after_the_report_with_reason_and_exit_code() {
         };
         let took = reported.elapsed();
         eprintln!("measured: {round}: from the API server's report until 20 tasks were back: {took:?}");
-        assert!(took < SOON, "the report was not what brought them back: {took:?}");
+        late.extend((took > IN_TIME).then_some(took));
         assert!(back.crash_count >= 1 && back.retry_count == 0, "it counts as a crash: {back:?}");
         let error = back.error.unwrap_or_default();
         assert!(error.contains("Error, exit code 3"), "{error}");
     }
+    // A machine that is busy with something else may be late; a promise that does not hold is broken each time.
+    assert!(late.len() < 3, "tasks were back only after {late:?}");
 }
 
 #[tokio::test]

@@ -10,8 +10,8 @@ use windlass::protocol::names::{Capabilities, WorkerId};
 
 use super::ground::{Ground, pool, task};
 
-/// Far more than the first pod takes to be asked for on any machine, and far less than a look at a quiet queue comes.
-const SOON: Duration = Duration::from_secs(20);
+/// What is promised: so long after the first task a pod is asked for.
+const IN_TIME: Duration = Duration::from_secs(2);
 
 fn scaled(least: u32, most: u32) -> serde_json::Value {
     json!({"minReplicas": least, "maxReplicas": most, "tasksPerReplica": 10, "scaleDownAfterSeconds": 1})
@@ -27,21 +27,24 @@ async fn the_first_task_starts_a_pod_also_a_raw_one_and_the_last_ones_end_stops_
     ground.condition("p", "ScalingActive", "True", "FollowsDemand").await;
     ground.condition("p", "Ready", "True", "Ready").await;
     let (broker, any) = (ground.broker("q"), Capabilities::any());
-    for raw in [false, true] {
+    // A machine that is busy with something else may be late once; a promise that does not hold is broken each time.
+    let mut late = [Vec::new(), Vec::new()];
+    for (round, raw) in [false, true, false, true, false, true].into_iter().enumerate() {
+        let late = &mut late[usize::from(raw)];
+        if late.len() < round / 2 {
+            continue;
+        }
         let began = Instant::now();
         if raw {
-            let stream = broker.keys().task.clone();
-            ground
-                .redis
-                .command(&["XADD", &stream, "*", "task_id", "raw-1", "tool_name", "work", "payload", "{}"])
-                .await;
+            let (stream, id) = (broker.keys().task.clone(), format!("raw-{round}"));
+            ground.redis.command(&["XADD", &stream, "*", "task_id", &id, "tool_name", "work", "payload", "{}"]).await;
         } else {
             broker.enqueue(&[task(1)]).await.expect("enqueued");
         }
         ground.replicas("p", 1).await;
         let took = began.elapsed();
         eprintln!("{} task: a pod was asked for after {took:?}", if raw { "raw" } else { "first" });
-        assert!(took < SOON, "{took:?}");
+        late.extend((took > IN_TIME).then_some(took));
 
         // While it runs, with nothing else waiting, the pod stays.
         let pod = ground.pods_of("p", 1).await.remove(0);
@@ -61,6 +64,7 @@ async fn the_first_task_starts_a_pod_also_a_raw_one_and_the_last_ones_end_stops_
         broker.deregister(&worker.id).await.expect("gone");
         ground.replicas("p", 0).await;
     }
+    assert!(late.iter().all(|late| late.len() < 3), "a pod was asked for only after {late:?}");
 }
 
 #[tokio::test]
