@@ -203,7 +203,7 @@ async fn an_event_log_that_is_added_later_shows_what_died_and_was_decided_before
     let told = |entries: &[Entry]| {
         let told = |entry: &Entry| (entry.letter.clone(), entry.fingerprint.clone(), entry.review.clone());
         let mut told: Vec<_> = entries.iter().map(told).collect();
-        told.sort_by(|a, b| a.0.id.to_string().cmp(&b.0.id.to_string()));
+        told.sort_by_key(|(letter, ..)| letter.id.to_string());
         told
     };
     assert_eq!(recorded.len(), 120);
