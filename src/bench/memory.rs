@@ -26,6 +26,9 @@ pub(super) const NOTES: [&str; 1] =
     ["Memory of \"bare\" is that of the entries of a stream with the same payload: not yet read (queued), and read, \
      acknowledged and kept (finished)."];
 
+/// One of a system's two columns.
+type Pick = fn(&Bytes) -> &Vec<f64>;
+
 /// Bytes a task, in the order of the runs.
 #[derive(Default)]
 struct Bytes {
@@ -56,15 +59,13 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Row>> {
             of_peer(bench, Peer::Asynq, &mut asynq, &mut slow).await?;
         }
     }
-    let row = |measure: &str, own: &Bytes, pick: fn(&Bytes) -> &Vec<f64>| {
-        Row::new(measure).value(System::Windlass, pick(own))
-    };
-    let beside = |row: Row, pick: fn(&Bytes) -> &Vec<f64>| {
+    let row = |measure: &str, own: &Bytes, pick: Pick| Row::new(measure).value(System::Windlass, pick(own));
+    let beside = |row: Row, pick: Pick| {
         let row = row.value(System::Bare, pick(&bare)).value(System::Bullmq, pick(&bullmq));
         row.value(System::Asynq, pick(&asynq)).ratio_to(System::Bullmq).ratio_to(System::Bare)
     };
-    let (when_queued, when_finished): (fn(&Bytes) -> &Vec<f64>, fn(&Bytes) -> &Vec<f64>) =
-        (|bytes| &bytes.queued, |bytes| &bytes.finished);
+    let when_queued: Pick = |bytes| &bytes.queued;
+    let when_finished: Pick = |bytes| &bytes.finished;
     let queued = beside(row("memory, queued, bytes/task", &plain, when_queued), when_queued);
     let finished = row("memory, finished, bytes/task (asynq keeps nothing)", &plain, when_finished);
     let met =

@@ -216,7 +216,7 @@ pub(super) async fn bare(bench: &mut Bench, book: &mut Book) -> Result<()> {
 fn new_tasks(first: usize, not_before: NotBefore) -> Result<Vec<crate::protocol::task::NewTask>> {
     let task = |id: usize| {
         let mut task = new_task(noop()?, &Body { id, at: 0 }, Dress::Plain)?;
-        task.not_before = not_before.clone();
+        task.not_before = not_before;
         Ok(task)
     };
     (first..first + MAX_BATCH).map(task).collect()
