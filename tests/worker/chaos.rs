@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::json;
+use windlass::broker::redis::{Redis, RedisOptions};
 use windlass::maintenance::Queue;
 use windlass::maintenance::metrics::LoopMetrics;
 use windlass::maintenance::runner::Runner;
@@ -43,7 +44,9 @@ async fn nothing_is_lost_and_everything_ends_once_while_workers_and_redis_die() 
     (policy.retry.max_retries, policy.retry.max_crashes) = (1000, 1000);
     (policy.retry.max_releases, policy.reclaim.worker_lost_after) = (1000, Duration::from_secs(1));
     let ground = Ground::on(Server::builder(Flavor::Redis70).aof_always().start().await, policy).await;
-    let leader = Runner::start(LoopMetrics::default());
+    let mut leader = Runner::start(LoopMetrics::default());
+    // Without notices an idle queue, as this one is at first, would be looked at again minutes later.
+    leader.listen(Redis::new(RedisOptions::new(&ground.server.url())).expect("a usable URL").notices());
     leader.add(ground.keys().prefix(), Queue::new(ground.name.clone(), ground.broker.clone(), None)).await;
 
     let tasks: Vec<_> = (0..TASKS).map(|n| new_task(json!({ "n": n }))).collect();
