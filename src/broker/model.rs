@@ -97,7 +97,7 @@ impl Model {
     fn evict(&self, worker: &WorkerId, lost: Lost<'_>) -> Result<Reclaimed> {
         let mut all = Reclaimed::default();
         loop {
-            let Evicted { requeued, dead, more } = self.step(|step| step.evict(worker, lost))?;
+            let Evicted { requeued, dead, more, .. } = self.step(|step| step.evict(worker, lost))?;
             all.requeued.extend(requeued);
             all.dead.extend(dead);
             if !more {

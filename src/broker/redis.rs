@@ -220,6 +220,15 @@ impl RedisBroker {
         call.run_over(&self.link, server.connection).await.map_err(|fault| self.name_queue(fault))
     }
 
+    /// Runs one of the steps that go through a server's lanes. Where one does not do, the walk begins anew on a server
+    /// that is named: what a step says of where to go on may pass lanes over on another one, after a failover.
+    async fn run_stepwise(&self, server: Option<&ServerFacts>, call: Call<'_>) -> Result<Value> {
+        match server {
+            Some(server) => self.run_on(server, call).await,
+            None => self.run(call).await,
+        }
+    }
+
     /// Errors about the queue say which one.
     fn name_queue(&self, fault: Fault) -> BrokerError {
         match fault.error {
@@ -410,16 +419,20 @@ impl RedisBroker {
 
     /// Takes all tasks from a worker, in bounded steps.
     async fn evict(&self, worker: &WorkerId, reason: RetryReason, counts: &str, words: &str) -> Result<Reclaimed> {
-        let (mut all, mut from) = (Reclaimed::default(), "0".to_owned());
+        let (mut all, mut from, mut server) = (Reclaimed::default(), "0".to_owned(), None);
         loop {
             let call = self.call(&SCRIPTS.evict).arg(worker.as_str()).arg(reason.as_str());
             let call = call.arg(counts).arg(sentences::cut_words(words)).arg(&from);
-            let [requeued, dead, rest] = parts(self.run(call).await?).map_err(|m| m.during("evict"))?;
+            let answer = self.run_stepwise(server.as_ref(), call).await?;
+            let [requeued, dead, rest] = parts(answer).map_err(|m| m.during("evict"))?;
             all.requeued.extend(task_ids(requeued).map_err(|m| m.during("evict"))?);
             all.dead.extend(task_ids(dead).map_err(|m| m.during("evict"))?);
             from = text(rest).map_err(|m| m.during("evict"))?;
             if from.is_empty() {
                 return Ok(all);
+            }
+            if server.is_none() {
+                (server, from) = (Some(self.server().await?), "0".to_owned());
             }
         }
     }
@@ -952,6 +965,7 @@ impl Broker for RedisBroker {
         };
         let told = serde_json::to_string(worker).expect("invariant: a worker's facts have a JSON form");
         let (mut all, mut before, mut from) = (Registered::default(), String::new(), "0".to_owned());
+        let mut server = None;
         loop {
             let call = self.call(&SCRIPTS.register).arg(worker.id.as_str()).arg(&place).arg(&told);
             let call = call.arg(capabilities.class()).arg(capabilities.joined()).arg(&before).arg(&from);
@@ -960,11 +974,15 @@ impl Broker for RedisBroker {
                 Ok((text(before)?, task_ids(requeued)?, text(rest)?))
             };
             let requeued;
-            (before, requeued, from) = read(self.run(call).await?).map_err(|m| m.during("register"))?;
+            let answer = self.run_stepwise(server.as_ref(), call).await?;
+            (before, requeued, from) = read(answer).map_err(|m| m.during("register"))?;
             all.superseded = WorkerId::new(before.clone()).ok();
             all.requeued.extend(requeued);
             if from.is_empty() {
                 return Ok(all);
+            }
+            if server.is_none() {
+                (server, from) = (Some(self.server().await?), "0".to_owned());
             }
         }
     }

@@ -144,6 +144,29 @@ async fn an_expired_lease_stays_where_the_timeout_does_not_count(fx: &Fixture) {
     fx.succeed(&held).await;
 }
 
+async fn a_sign_that_does_not_count_hides_no_worker_from_the_one_that_does(fx: &Fixture) {
+    fx.set(|policy| policy.reclaim.on = [ReclaimCause::WorkerLost].into()).await;
+    register(fx, "w1", Some("uid"), Some("main")).await;
+    let held = fx.running("a").await;
+    assert!(register(fx, "w2", Some("uid"), Some("main")).await.requeued.is_empty());
+    let gone = fx.broker.reclaim_from(&worker_id("w1"), RetryReason::PodGone).await.expect("answered");
+    assert!(gone.requeued.is_empty());
+    assert_eq!(registered(fx).await, ["w1", "w2"]);
+    fx.advance(91 * SECOND);
+    assert!(fx.sweep().await.workers_lost.contains(&worker_id("w1")));
+    assert_eq!(fx.view(&held.lease.task).await.retry_reason, Some(RetryReason::WorkerLost));
+
+    fx.set(|policy| policy.reclaim.on = [ReclaimCause::PodGone].into()).await;
+    register(fx, "w3", Some("uid"), Some("side")).await;
+    let held = fx.claim_one_as("w3").await;
+    fx.advance(200 * SECOND);
+    assert!(fx.sweep().await.workers_lost.is_empty());
+    assert_eq!(registered(fx).await, ["w3"]);
+    let gone = fx.broker.reclaim_from(&worker_id("w3"), RetryReason::PodGone).await.expect("answered");
+    assert_eq!(gone.requeued, [held.lease.task]);
+    assert!(registered(fx).await.is_empty());
+}
+
 async fn a_pod_that_is_known_to_be_gone_loses_its_tasks_at_once(fx: &Fixture) {
     register(fx, "w1", Some("uid"), Some("main")).await;
     let (one, other) = (fx.running("a").await, fx.running("b").await);
@@ -259,6 +282,7 @@ suite! {
     a_restart_brings_back_more_tasks_than_fit_one_step,
     a_silent_worker_is_found_lost_and_its_tasks_come_back,
     a_silent_worker_keeps_its_tasks_where_only_the_timeout_counts,
+    a_sign_that_does_not_count_hides_no_worker_from_the_one_that_does,
     an_expired_lease_stays_where_the_timeout_does_not_count,
     a_pod_that_is_known_to_be_gone_loses_its_tasks_at_once,
     a_pod_that_was_deleted_by_force_counts_as_no_crash,

@@ -34,6 +34,8 @@ pub(super) struct Evicted {
     pub(super) dead: Vec<TaskId>,
     /// Whether the worker may hold more.
     pub(super) more: bool,
+    /// Whether it must stay known, because nothing but a later sign of its end brings back what it holds.
+    stays: bool,
 }
 
 impl Step<'_> {
@@ -135,7 +137,7 @@ impl Step<'_> {
             self.fence(worker);
         }
         let evicted = self.evict_some(worker, lost, EVICT_AT_ONCE);
-        if !evicted.more {
+        if !evicted.more && !evicted.stays {
             self.forget(worker);
         }
         self.announce();
@@ -144,10 +146,12 @@ impl Step<'_> {
     }
 
     /// Takes tasks back from one worker, lane by lane, if the policy accepts
-    /// the sign of its end. Else the visibility timeout brings them back.
+    /// the sign of its end. Else the visibility timeout brings them back or, where it
+    /// must not, another sign: the worker stays known.
     fn evict_some(&mut self, worker: &WorkerId, lost: Lost<'_>, limit: usize) -> Evicted {
         if sign_of(lost.reason).is_some_and(|sign| !self.policy.reclaim.on.contains(&sign)) {
-            return Evicted::default();
+            let stays = !self.policy.reclaim.on.contains(&ReclaimCause::VisibilityTimeout);
+            return Evicted { stays, ..Evicted::default() };
         }
         let lanes = self.queue.lanes.values();
         let held = lanes.flat_map(|lane| {
@@ -159,13 +163,13 @@ impl Step<'_> {
         let mut reclaimed = Reclaimed::default();
         for (id, message) in held {
             if reclaimed.requeued.len() + reclaimed.dead.len() >= limit {
-                return Evicted { requeued: reclaimed.requeued, dead: reclaimed.dead, more: true };
+                return Evicted { requeued: reclaimed.requeued, dead: reclaimed.dead, more: true, stays: false };
             }
             if self.runs_on(&id, message, worker).is_some() {
                 self.take_back(&id, lost, &mut reclaimed);
             }
         }
-        Evicted { requeued: reclaimed.requeued, dead: reclaimed.dead, more: false }
+        Evicted { requeued: reclaimed.requeued, dead: reclaimed.dead, more: false, stays: false }
     }
 
     /// Keeps a worker from new tasks, should it go on running.
@@ -196,7 +200,7 @@ impl Step<'_> {
         let mut evicted = Evicted::default();
         if let Some(before) = &before {
             evicted = self.evict_some(before, Lost::crash(RetryReason::Superseded), EVICT_AT_ONCE);
-            if !evicted.more {
+            if !evicted.more && !evicted.stays {
                 self.forget(before);
             }
         }
@@ -232,7 +236,7 @@ impl Step<'_> {
             budget -= evicted.requeued.len() + evicted.dead.len();
             if evicted.more {
                 unfinished = true;
-            } else {
+            } else if !evicted.stays {
                 self.forget(&worker);
                 lost.push(worker);
             }

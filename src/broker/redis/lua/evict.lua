@@ -7,8 +7,8 @@ call('DEL', P .. 'none') -- the first write, allowed when memory is full
 if ARGV[4] == 'pod_force_deleted' then
   fence(ARGV[3]) -- it may go on running
 end
-local requeued, dead, rest = evict(ARGV[3], ARGV[4], ARGV[5] == 'crash', 20, ARGV[6], ARGV[7])
-if not rest then
+local requeued, dead, rest, _, stays = evict(ARGV[3], ARGV[4], ARGV[5] == 'crash', 20, ARGV[6], ARGV[7])
+if not rest and not stays then
   forget(ARGV[3])
 end
 announce(SURE)

@@ -12,10 +12,10 @@ end
 local before = place ~= '' and call('HGET', P .. 'places', place)
 local requeued, rest = {}, nil
 if before and before ~= worker then
-  local _
+  local _, stays
   -- Of somebody else, who came in between, all lanes are to be seen.
-  requeued, _, rest = evict(before, 'superseded', true, 20, '', before == ARGV[8] and ARGV[9] or '0')
-  if not rest then
+  requeued, _, rest, _, stays = evict(before, 'superseded', true, 20, '', before == ARGV[8] and ARGV[9] or '0')
+  if not rest and not stays then
     forget(before)
   end
 end

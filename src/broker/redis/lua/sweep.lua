@@ -112,12 +112,12 @@ if not clock_is_new then
     local crash = tonumber(beat) >= since
     -- One that was heard meanwhile may have claimed in lanes that were seen.
     local from = worker == silent_worker and beat == silent_beat and silent_from or '0'
-    local requeued, dead, left, seen = evict(worker, 'worker_lost', crash, budget, '', from)
+    local requeued, dead, left, seen, stays = evict(worker, 'worker_lost', crash, budget, '', from)
     budget, lanes = budget - #requeued - #dead, lanes - seen
     if left then
       unfinished = 1
       rest = rest == '' and ' ' .. left .. ' ' .. beat .. ' ' .. worker or rest
-    else
+    elseif not stays then
       forget(worker)
       lost[#lost + 1] = worker
     end

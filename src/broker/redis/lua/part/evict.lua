@@ -5,15 +5,16 @@ local SIGNS = { pod_gone = 'PodGone', pod_force_deleted = 'PodGone', superseded 
 local LANES_AT_ONCE = 100
 
 -- Takes tasks back from one worker, a page of lanes at a time, and takes it out of the groups in which it holds
--- nothing; returns the ids that run again, those that died, where to go on (nil when all lanes were seen), and how
--- many lanes it looked at. It looks at up to `limit` entries, and none that it has looked at stays pending for that
+-- nothing; returns the ids that run again, those that died, where to go on (nil when all lanes were seen), how many
+-- lanes it looked at, and whether the worker must stay known. It looks at up to `limit` entries, and none that it has looked at stays pending for that
 -- worker: nothing is hidden behind what is no lease. `words` say more of its end; `from` is '0' at first.
 -- Each step is whole in itself, and the worker is in the registry until the last one: whoever comes later, a sweep
 -- at the latest, begins anew with what is left.
 local function evict(worker, reason, crash, limit, words, from)
   local requeued, dead = {}, {}
   if SIGNS[reason] and not string.find(call('HGET', KEYS[1], 'reclaim_on'), SIGNS[reason], 1, true) then
-    return requeued, dead, nil, 0 -- the visibility timeout brings them back
+    -- The visibility timeout brings them back; where it must not, another sign will, of a worker that is known.
+    return requeued, dead, nil, 0, not string.find(call('HGET', KEYS[1], 'reclaim_on'), 'VisibilityTimeout', 1, true)
   end
   local page, seen = call('SSCAN', P .. 'lanes', from, 'COUNT', LANES_AT_ONCE), 0
   local lanes = page[2]
