@@ -19,8 +19,9 @@ const BETWEEN_STEPS: Duration = Duration::from_millis(50);
 const SHORTEST_REST: Duration = Duration::from_secs(10);
 const LONGEST_REST_WHILE_BUSY: Duration = Duration::from_secs(60);
 const LONGEST_REST: Duration = Duration::from_secs(3600);
-/// By which part of its time a row may stay for too long.
-const TOLERANCE: u32 = 16;
+/// By which part of its time a row may stay for too long where something happens, and where nothing does.
+const TOLERANCE_WHILE_BUSY: u32 = 16;
+const TOLERANCE: u32 = 4;
 /// How many rows go at a time.
 const ROWS: usize = MAX_PAGE;
 /// How many dead letters are dealt with at a time: the queue is asked about each.
@@ -65,8 +66,9 @@ impl Chore for Archivist {
 
 /// How long it rests after a round, if rows are kept for so long.
 fn rest(queue: &Queue, kept_for: Duration) -> Duration {
-    let longest = if queue.is_busy() { LONGEST_REST_WHILE_BUSY } else { LONGEST_REST };
-    (kept_for / TOLERANCE).clamp(SHORTEST_REST, longest)
+    let (part, longest) =
+        if queue.is_busy() { (TOLERANCE_WHILE_BUSY, LONGEST_REST_WHILE_BUSY) } else { (TOLERANCE, LONGEST_REST) };
+    (kept_for / part).clamp(SHORTEST_REST, longest)
 }
 
 /// Rows of the event log that were removed.

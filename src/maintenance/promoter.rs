@@ -5,7 +5,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{Chore, ChoreError, Next, Progress, Queue};
-use crate::broker::MAX_BATCH;
+
+/// How many of each kind (raw, delayed, retrying) come up in one step, which holds Redis for less than two milliseconds.
+pub(crate) const AT_ONCE: usize = 25;
 
 /// How often the bell is rung again while work waits: a worker may have died
 /// between the bell and its claim.
@@ -22,11 +24,11 @@ pub struct Promoter;
 #[async_trait]
 impl Chore for Promoter {
     async fn run_once(&mut self, queue: &Queue) -> Result<Progress, ChoreError> {
-        let promoted = queue.broker.promote(MAX_BATCH).await?;
+        let promoted = queue.broker.promote(AT_ONCE).await?;
         let handled = promoted.promoted + promoted.filed;
         let backlog = queue.counts().is_some_and(|counts| counts.backlog > 0);
         let next = match (promoted.next_in, handled) {
-            (_, handled) if handled >= MAX_BATCH => Next::AtOnce,
+            (_, handled) if handled >= AT_ONCE => Next::AtOnce,
             (Some(wait), _) if backlog => Next::In(wait.min(RING_AGAIN)),
             (Some(wait), _) => Next::In(wait.min(ASK_AGAIN)),
             (None, _) if backlog => Next::In(RING_AGAIN),

@@ -15,6 +15,7 @@ use crate::broker::{
     Broker, ClaimRequest, ClaimedTask, Lease, MAX_BATCH, Outcome, Owner, ReclaimCursor, RetainCursor, Settled,
     Settlement, SweepCursor, Takeover, WorkerInfo,
 };
+use crate::maintenance::promoter;
 use crate::protocol::backoff::{Backoff, Dice, Jitter, Strategy};
 use crate::protocol::keys::Keys;
 use crate::protocol::names::{Capabilities, TaskType, WorkerId};
@@ -81,8 +82,11 @@ pub(super) async fn batches(bench: &mut Bench, book: &mut Book) -> Result<()> {
     for tasks in &held[..CALLS / 2] {
         let failures = settlements(tasks, Outcome::failure("bench", "it did not work out"));
         let nothing = ClaimRequest { limit: 0, ..request(&worker) };
-        let reply = meter.call("settle of 100 failures", broker.settle(&failures, nothing)).await?;
-        ensure!(reply.settled.iter().all(|settled| matches!(settled, Settled::Retrying { .. })), "a task was lost");
+        // A worker settles as many in one call, at most.
+        for half in failures.chunks(MAX_BATCH / 2) {
+            let reply = meter.call("settle of 50 failures", broker.settle(half, nothing.clone())).await?;
+            ensure!(reply.settled.iter().all(|settled| matches!(settled, Settled::Retrying { .. })), "a task was lost");
+        }
     }
     promote(&mut meter, &*broker, &raw, &queue).await?;
     tokio::time::sleep(LEASE * 2).await;
@@ -96,6 +100,7 @@ pub(super) async fn batches(bench: &mut Bench, book: &mut Book) -> Result<()> {
 /// Brings up what is due, with as much of each kind as a step takes: retries, delayed tasks and raw entries.
 async fn promote(meter: &mut Meter<'_>, broker: &dyn Broker, raw: &Shared, queue: &Queue) -> Result<()> {
     let stream = Keys::new(&queue.name()?).task;
+    let (mut promoted, mut filed) = (0, 0);
     for call in 0..CALLS / 2 {
         enqueue(broker, &new_tasks(call * MAX_BATCH, NotBefore::After(SOON))?).await?;
         let mut entries = Pipeline::default();
@@ -106,13 +111,17 @@ async fn promote(meter: &mut Meter<'_>, broker: &dyn Broker, raw: &Shared, queue
         }
         raw.call(entries).await?;
         tokio::time::sleep(SOON * 10).await;
-        let promoted = meter.call("promote step", broker.promote(MAX_BATCH)).await?;
-        ensure!(
-            (promoted.promoted, promoted.filed) == (2 * MAX_BATCH, MAX_BATCH),
-            "not everything came up that was due: {promoted:?}"
-        );
+        loop {
+            let step = meter.call("promote step", broker.promote(promoter::AT_ONCE)).await?;
+            (promoted, filed) = (promoted + step.promoted, filed + step.filed);
+            if step.promoted + step.filed < promoter::AT_ONCE {
+                break;
+            }
+        }
         drain_outbox(broker).await?;
     }
+    let batches = CALLS / 2 * MAX_BATCH;
+    ensure!((promoted, filed) == (2 * batches, batches), "not all that was due came up: {promoted} and {filed}");
     Ok(())
 }
 
