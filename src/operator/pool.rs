@@ -24,12 +24,13 @@ mod template;
 mod verdict;
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
 use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::controller::{Action, Config, applier};
@@ -216,8 +217,12 @@ async fn look_after(pool: Arc<Guarded>, shared: Arc<Shared>) -> Result<Action, O
         if !context.leads() {
             return Ok(Action::requeue(Duration::from_secs(1)));
         }
-        let limited = tokio::time::timeout(LONGEST, reconcile::reconcile(&pool, &shared)).await;
-        let outcome = limited.unwrap_or(Err(OperatorError::TooLong(LONGEST)));
+        // As for queues: one pool that panics must not take the others along.
+        let step = AssertUnwindSafe(reconcile::reconcile(&pool, &shared)).catch_unwind();
+        let outcome = match tokio::time::timeout(LONGEST, step).await {
+            Ok(outcome) => outcome.unwrap_or(Err(OperatorError::Panicked)),
+            Err(_) => Err(OperatorError::TooLong(LONGEST)),
+        };
         match &outcome {
             Ok(_) => {
                 context.failures.forget(&pool.uid().unwrap_or_default());

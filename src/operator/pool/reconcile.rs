@@ -24,7 +24,7 @@ use crate::broker::redis::Look;
 use crate::crd::{WorkerPool, WorkerPoolStatus};
 use crate::operator::apply::FIELD_MANAGER;
 use crate::operator::conditions::{Holds, Judgement, conditions};
-use crate::operator::error::OperatorError;
+use crate::operator::error::{OperatorError, bounded};
 use crate::operator::events::Weight;
 use crate::operator::pods::book::DELETION_COST;
 use crate::operator::reasons::{ConditionType, Reason};
@@ -95,7 +95,13 @@ pub(super) async fn reconcile(pool: &Guarded, shared: &Shared) -> Result<Action,
         match apply(pool, &uid, draft, &plan.scale, &observed, shared).await {
             Ok(Some(applied)) => observed.live = Some(applied),
             Ok(None) => {}
-            Err(error) => plan.fail(error, &uid, shared),
+            Err(error) => {
+                // What is refused does not roll: the turn is somebody else's.
+                if matches!(verdict::read(&error), Some(TemplateFound::Refused(_))) {
+                    shared.pacing.forget(&uid);
+                }
+                plan.fail(error, &uid, shared);
+            }
         }
     }
     let left = say(pool, &plan, &observed, shared).await;
@@ -224,8 +230,7 @@ async fn apply(
     }
     let params = PatchParams::apply(FIELD_MANAGER).force();
     let api = shared.context.api::<Deployment>(&namespace);
-    let applied = api.patch(&name, &params, &Patch::Apply(&wanted)).await;
-    let applied = applied.map_err(OperatorError::api("apply the Deployment"))?;
+    let applied = bounded(api.patch(&name, &params, &Patch::Apply(&wanted)), "apply the Deployment").await?;
     tracing::info!(replicas = scale.replicas, template = draft.digest, "applied a Deployment");
     let memory = (word, fingerprint(&applied));
     shared.memory().entry(uid.to_owned()).or_default().applied = Some(memory);
@@ -244,7 +249,8 @@ async fn price_pods(namespace: &str, pool: &str, work: &Work, shared: &Shared) {
         (pod.deletion_cost != cost).then_some((pod.name, patch))
     });
     let patched = patches.map(|(name, patch): (String, Value)| async move {
-        let answer = api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let answer = bounded(api.patch_metadata(&name, &params, &patch), "say what a pod is worth").await;
         // One that is gone meanwhile is worth nothing to anybody; any other goes when its turn comes.
         if let Err(error) = answer {
             tracing::debug!(%error, pod = name, "a pod was not told what it is worth");

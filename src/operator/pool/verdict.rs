@@ -1,5 +1,7 @@
 //! What the API server would say to a Deployment, asked before it is applied.
 
+use std::time::Duration;
+
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::{Patch, PatchParams};
 use kube::client::Body;
@@ -9,7 +11,10 @@ use serde_json::Value;
 
 use super::judge::TemplateFound;
 use crate::operator::apply::FIELD_MANAGER;
-use crate::operator::error::OperatorError;
+use crate::operator::error::{OperatorError, within};
+
+/// How long a judgement may take: a webhook has up to thirty seconds of its own.
+const LONGEST_JUDGEMENT: Duration = Duration::from_secs(35);
 
 /// What the API server says to a Deployment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +35,7 @@ pub(super) async fn ask(client: &Client, namespace: &str, manifest: &Value) -> R
     let request = Request::new(Deployment::url_path(&(), Some(namespace)))
         .patch(name, &params, &Patch::Apply(manifest))
         .map_err(|error| failed(kube::Error::BuildRequest(error)))?;
-    let response = client.send(request.map(Body::from)).await.map_err(&failed)?;
+    let response = within(LONGEST_JUDGEMENT, client.send(request.map(Body::from)), ACTION).await?;
     let code = response.status();
     if code.is_success() {
         let headers = response.headers().get_all("warning");
