@@ -78,7 +78,8 @@ no_database=/etc/postgresql-common/createcluster.d/windlass-tests.conf
 # finish_installations: finishes what was killed, which apt-get refuses to do by itself. A dpkg that runs for somebody
 # else holds a lock, and apt-get waits for that; what else is wrong it will tell.
 finish_installations() {
-  "$@" env DEBIAN_FRONTEND=noninteractive dpkg --configure -a >/dev/null 2>&1 9>&- || true
+  "$@" env DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold --configure -a \
+    </dev/null >/dev/null 2>&1 9>&- || true
 }
 
 # Whoever made such a file holds a lock on it, by this descriptor; so does the apt-get that it started.
