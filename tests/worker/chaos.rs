@@ -46,7 +46,7 @@ async fn nothing_is_lost_and_everything_ends_once_while_workers_and_redis_die() 
     let ground = Ground::on(Server::builder(Flavor::Redis70).aof_always().start().await, policy).await;
     let mut leader = Runner::start(LoopMetrics::default());
     // Without notices an idle queue, as this one is at first, would be looked at again minutes later.
-    leader.listen(Redis::new(RedisOptions::new(&ground.server.url())).expect("a usable URL").notices());
+    leader.listen(Redis::new(RedisOptions::new(ground.server.url())).expect("a usable URL").notices());
     leader.add(ground.keys().prefix(), Queue::new(ground.name.clone(), ground.broker.clone(), None)).await;
 
     let tasks: Vec<_> = (0..TASKS).map(|n| new_task(json!({ "n": n }))).collect();
