@@ -9,12 +9,17 @@ use serde::Deserialize;
 
 use super::{Kubernetes, OWN_CLUSTER, harness};
 
-/// Joins the control group of a process and takes memory until that is killed; itself, the kernel spares.
+/// Joins the control group of a process and takes memory until that is killed; itself, the kernel spares. A container
+/// that has ended takes all with it that is in its group, so it is a child that joins.
 const GLUTTON: &str = r#"
 import os, sys
 pid = sys.argv[1]
 groups = dict(line.strip().split(":", 2)[1:] for line in open(f"/proc/{pid}/cgroup"))
 folder = "/sys/fs/cgroup" + ("/memory" + groups["memory"] if "memory" in groups else groups[""])
+child = os.fork()
+if child:
+    status = os.waitpid(child, 0)[1]
+    sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0)
 open("/proc/self/oom_score_adj", "w").write("-1000")
 open(folder + "/cgroup.procs", "w").write(str(os.getpid()))
 taken = []
